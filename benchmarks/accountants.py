@@ -17,7 +17,7 @@ import subprocess
 
 from harness import command, machine
 
-from suture.privacy.differential_privacy import Mechanism, composed
+from suture.privacy.differential_privacy import Mechanism, compose
 
 _OTHER = """
 import json, sys
@@ -67,7 +67,7 @@ def main(other: str, histories: int = 1000, interval: float = 1e-3, largest: flo
         assert process.stdout
         while len(found) < histories:
             own, delta = history(draw), 10 ** draw.uniform(-7, -4)
-            stated = composed(own, delta)
+            stated = compose(own, delta)
             if stated is None or stated > largest:
                 continue
             theirs, width = math.inf, interval

@@ -29,8 +29,8 @@ from sklearn.metrics import roc_auc_score
 from suture.data.config import load_site_config
 from suture.execution.job import Job
 from suture.execution.study import StudySites
-from suture.learning.calibration import calibrated
-from suture.learning.decisions import decided
+from suture.learning.calibration import calibrate
+from suture.learning.decisions import decide
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
@@ -128,8 +128,8 @@ def measured(model: Path, config: Path, site: str) -> dict[str, dict[str, Any]]:
         y, p = done.y[:, column].astype(np.float64), done.scores[:, column].astype(np.float64)
         decision = decisions.of(site, name)
         line = decision.fitted and decision.fitted.calibration
-        moved = abs(roc_auc_score(y, calibrated(p, line)) - roc_auc_score(y, p)) if line else 0.0
-        found[name] = asdict(decided(y, p, decision, decisions.settings.rule)) | {
+        moved = abs(roc_auc_score(y, calibrate(p, line)) - roc_auc_score(y, p)) if line else 0.0
+        found[name] = asdict(decide(y, p, decision, decisions.settings.rule)) | {
             "prevalence": float(np.nanmean(y)),
             "moved": moved,
         }

@@ -27,9 +27,9 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from suture.core.runtime import seeded
+from suture.core.runtime import seed_torch
 from suture.data.config import load_site_config
-from suture.learning.samples import load_samples, pooled
+from suture.learning.samples import load_samples, pool
 from suture.models import MODELS, ModelSpec
 from suture.models.priors import Prior, PriorSpec, cached_features, freeze, load_prior
 
@@ -50,7 +50,7 @@ def parts_of(folder: Path, size: int, most: int) -> dict[str, Part]:
     if len(labels) != 1:
         raise SystemExit(f"{folder}: the sites know different classes; a probe needs the same ones")
     server = found.pop("server")[1]
-    whole = pooled(found)[1]
+    whole = pool(found)[1]
     # `pooled` sorts the classes.
     order = torch.tensor(np.argsort(np.array(labels.pop())))
     parts = {"train": whole["train"], "validation": server["validation"], "test": server["test"]}
@@ -67,7 +67,7 @@ def untrained(backbone: str, size: int, images: Tensor, seed: int) -> Prior:
     """A network as it begins, batch norm's statistics taken from some images."""
     model = ModelSpec(backbone, size, color=images.shape[1] == 3)
     spec = model.preprocessing
-    with seeded(seed):
+    with seed_torch(seed):
         network, width = MODELS[backbone].build(model, None)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):

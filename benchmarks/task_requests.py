@@ -29,7 +29,7 @@ from suture.execution.job import load_job, with_settings
 from suture.flare.kit import Kit
 from suture.flare.recipe import export_job
 from suture_admin.processes import Party
-from suture_admin.session import NoAnswer, connected
+from suture_admin.session import NoAnswer, connect
 
 WAYS = {"signal": (True, 0.01), "0.01 s": (False, 0.01), "2 s": (False, 2)}
 """Whether sites wait for the signal, and FLARE's `task_request_interval`, by the name of a row."""
@@ -77,7 +77,7 @@ def run(
     admin: Kit, begun: list[Party], sites: list[str], rounds: int, way: str, name: str
 ) -> dict[str, float]:
     """Run a job; return the figures of its rounds after the second."""
-    with tempfile.TemporaryDirectory() as folder, connected(admin) as federation:
+    with tempfile.TemporaryDirectory() as folder, connect(admin) as federation:
         job = federation.submit(export(Path(folder) / "job", name, sites, rounds, way))
         first = last = None
         events: list[dict[str, Any]] = []

@@ -21,7 +21,7 @@ from example_run import (
 from stored_by_hand import result, store, table_spec
 from suture.core.labels import LabelSet
 from suture.core.ontology import Atlas, Decision
-from suture.core.vocabulary import listed
+from suture.core.vocabulary import read_word_list
 from suture.data.table import Table
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
@@ -57,7 +57,11 @@ def write_page(name: str, folder: Path) -> Path:
 
 
 def _atlas(folder: Path, sites: int) -> Path:
-    names = [(*listed("chexpert"), "Cardiomegali"), listed("nih14"), (*listed("vindr"), "Small Mass")]
+    names = [
+        (*read_word_list("chexpert"), "Cardiomegali"),
+        read_word_list("nih14"),
+        (*read_word_list("vindr"), "Small Mass"),
+    ]
     tables = {f"site-{i}": atlas_table(list(names[i % 3]), 1000 + i) for i in range(sites)}
     decided = Decision(name="Scar", relation="same", of="Fibrosis", by="M. Ruiz", on=date(2026, 11, 25))
     atlas = Atlas(decisions=(decided,))

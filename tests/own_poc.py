@@ -15,14 +15,14 @@ from unittest.mock import patch
 import yaml
 
 from suture.cli import app
-from suture.cli.common import guarded, literal
+from suture.cli.common import guard, literal
 from suture.core.errors import FederationError
 from suture.execution.job import Job
 from suture.flare.kit import Kit, kits_in, lead
 from suture_admin.poc import free_port, parties, provision
 from suture_admin.processes import Party, check_alive, start, stop
 from suture_admin.remote import Submission, download, submit
-from suture_admin.session import connected, wait_for_sites
+from suture_admin.session import connect, wait_for_sites
 
 
 def own_port() -> int:
@@ -126,7 +126,7 @@ def suture(*words: str | Path) -> int:
     """The exit code of the command, in this process, which need not import torch again."""
     with patch("sys.argv", ["suture", *map(str, words)]):
         try:
-            guarded(partial(literal(app), prog_name="suture"))
+            guard(partial(literal(app), prog_name="suture"))
         except SystemExit as end:
             return int(end.code or 0)
     return 0
@@ -134,7 +134,7 @@ def suture(*words: str | Path) -> int:
 
 def ended(kit: Kit, job_id: str, out: Path) -> str:
     """Wait for the end of a job; what its submitter is told of its failure, if it has failed."""
-    with connected(kit) as federation:
+    with connect(kit) as federation:
         while not str(federation.meta(job_id)["status"]).startswith("FINISHED"):
             time.sleep(0.5)
         try:

@@ -36,7 +36,7 @@ from dicom_files import dicom
 from example_run import history_records, metrics_record, run_record, write_run
 from hostile_names import CODE, PERMITTED, REFUSED
 from suture.core.errors import ConfigError, LabelError, RejectedUpdate, SutureError
-from suture.core.escaping import as_cell, escaped, from_cell, printable, printable_lines
+from suture.core.escaping import as_cell, escape_text, from_cell, printable, printable_lines
 from suture.core.files import read_json, write_json
 from suture.core.labels import LabelSet, canonical, check_label
 from suture.data.config import load_site_config
@@ -84,7 +84,7 @@ SPEC = ModelSpec("cnn", size=16)
 
 def text(name: str) -> str:
     """What a person sees of a name."""
-    return escaped(name)
+    return escape_text(name)
 
 
 @pytest.fixture
@@ -595,7 +595,7 @@ def test_what_a_notebook_shows(tmp_path: Path) -> None:
 
 
 def test_figures_draw_names_and_no_formulas() -> None:
-    names = tuple(escaped(name) for name in NAMES[-200:] if name.strip())
+    names = tuple(escape_text(name) for name in NAMES[-200:] if name.strip())
     found = {name: Frequency(1, 2, 3) for name in names[:60]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a font lacks letters

@@ -19,7 +19,7 @@ from suture.privacy.masking import (
     Received,
     from_fixed_point,
     sorted_out,
-    unmasked,
+    unmask_sum,
 )  # fmt: skip
 from suture.privacy.robust import Counted
 from suture.privacy.secure_aggregation import apart, in_ring
@@ -51,7 +51,7 @@ def summed(previous: GlobalModel, updates: Mapping[str, Update]) -> Counted:
     signed = {site: part.sign(sorted(sites)) for site, part in sites.items()}
     revealed = {site: part.reveal(signed) for site, part in sites.items()}
     shares, _ = sorted_out(sealed, {}, sorted(sites), revealed)
-    total = unmasked(attempt, roster, sites, masked.items(), shares, dict.fromkeys(sites, received))
+    total = unmask_sum(attempt, roster, sites, masked.items(), shares, dict.fromkeys(sites, received))
     one = next(iter(updates.values()))
     weight = sum(update.weight for update in updates.values())
     shared = apart(from_fixed_point(total.shared) / weight, one.shared)

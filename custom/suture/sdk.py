@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from suture.core.errors import ConfigError, DataError, RejectedUpdate, SutureError
 from suture.core.labels import LabelSet, canonical
 from suture.core.runtime import generator_for
-from suture.data.batch import Batch, viewed
+from suture.data.batch import Batch, view_key
 from suture.data.dataset import DatasetConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataConfig, DataSet
@@ -22,7 +22,7 @@ from suture.data.reading import (
     indicators,
     read_lines,
     read_sheet,
-    restricted,
+    restrict,
     row_faults,
 )
 from suture.data.split import by_patient
@@ -30,7 +30,13 @@ from suture.data.table import SPLITS, Table
 from suture.execution.sites import Destination, Simulation, write_sites
 from suture.execution.study import StudySites
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
-from suture.methods.averaging import LocalAveraging, WeightedMean, mean_of_channel, trained, weighted_mean
+from suture.methods.averaging import (
+    LocalAveraging,
+    WeightedMean,
+    mean_of_channel,
+    train_update,
+    weighted_mean,
+)
 from suture.methods.base import (
     About,
     ClassFacts,
@@ -165,12 +171,12 @@ __all__ = [
     "read_lines",
     "read_sheet",
     "receive",
-    "restricted",
+    "restrict",
     "row_faults",
     "send",
     "strip_prefix",
-    "trained",
-    "viewed",
+    "train_update",
+    "view_key",
     "weighted_mean",
     "write_sites",
 ]

@@ -14,7 +14,7 @@ from suture.methods.base import Method
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout
 from suture.protocol.decisions import Decided, DecidedClass, DecidedGroup
-from suture.protocol.egress import Egress, channels, declared, numbers
+from suture.protocol.egress import Egress, channels, list_declared, numbers
 from suture.protocol.messages import (
     Abstain,
     ClassScore,
@@ -89,8 +89,8 @@ def _method(method: Method) -> str:
     if method.about.local_only and method.about.pooled:
         return f"{title}No federation: it {method.about.local_only}.\n"
     egress = method.egress(_layout(method))
-    own = {row["field"]: row for row in declared(egress)}
-    facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]
+    own = {row["field"]: row for row in list_declared(egress)}
+    facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _list_sent(method, egress)]
     return title + markdown_table(("sent", "what", "why"), facts)
 
 
@@ -100,9 +100,9 @@ def _layout(method: Method) -> Layout:
     return method.sharing.layout(model)
 
 
-def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
+def _list_sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     """Yield each part of an update that depends on the method, and its type and range."""
-    shown = {row["field"]: row["shape"] for row in declared(dataclasses.replace(egress, why=_WEIGHTS))}
+    shown = {row["field"]: row["shape"] for row in list_declared(dataclasses.replace(egress, why=_WEIGHTS))}
     what = "gradients" if egress.kind == "gradient" else "weights"
     if egress.shared:
         types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))

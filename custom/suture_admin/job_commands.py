@@ -40,10 +40,10 @@ def status(
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.flare.kit import admin_kit
     from suture_admin.monitor import federation_state, job_state
-    from suture_admin.session import connected
+    from suture_admin.session import connect
 
     kit = admin_kit(startup_kit, env, study)
-    with connected(kit) as federation:
+    with connect(kit) as federation:
         found = job_state(federation, job_id) if job_id else federation_state(federation)
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -98,10 +98,10 @@ def independent(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
             kind = "" if isinstance(problem, SutureError) else f"{type(problem).__name__}: "
             if (text := f"{kind}{problem}") not in told:
                 told.add(text)
-                yield _broken(text)
+                yield _find_broken(text)
 
 
-def _broken(text: str) -> Finding:
+def _find_broken(text: str) -> Finding:
     """Return the finding of a check that failed, about the file that its text names."""
     remedies = {
         "resources.json": _RESTORE,

@@ -191,7 +191,7 @@ def ledger_totals(found: Statement) -> Iterator[str]:
         f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
         f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g} (max_epsilon: {bound})"
     )
-    yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
+    yield f"experiments: {found.experiments} (max_experiments: {_describe_left(found.max_experiments)})"
     if labels := found.labels:
         parents = number_of(sum(map(len, labels.parents.values())), "parent")
         since = f"since {labels.time[:10]} (digest {str(labels.digest)[:12]})"
@@ -211,7 +211,7 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
     updates = _table("experiment", "updates", "clip", "noise", "ε")
     for line in found.lines:
         name = line.experiment
-        left = map(_left, (found.answers_left[name], found.anew_left[name]))
+        left = map(_describe_left, (found.answers_left[name], found.anew_left[name]))
         counts = map(str, (sum(line.figures.values()), line.numbers, line.last[:10]))
         answers.add_row(rich(name), str(line.answers), *left, *counts)
         noise = line.steps or _number(line.noise or None, "none")
@@ -220,7 +220,7 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
     yield from (answers, updates)
     classes = _table("class", "figures", "left")
     for name, times in found.figures.items():
-        classes.add_row(rich(name), str(times), _left(found.figures_left[name]))
+        classes.add_row(rich(name), str(times), _describe_left(found.figures_left[name]))
     yield classes
 
 
@@ -232,7 +232,7 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _left(budget: int) -> str:
+def _describe_left(budget: int) -> str:
     """A budget in few columns; that of public data is practically unlimited."""
     return str(budget) if budget < 10**6 else "≥ 10⁶"
 

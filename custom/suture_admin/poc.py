@@ -96,7 +96,7 @@ def parties(kits: dict[str, Kit]) -> tuple[Kit, dict[str, Kit]]:
     return servers[0], {name: kit for name, kit in kits.items() if kit.role == "site"}
 
 
-def provisioned(folder: Path) -> bool:
+def is_provisioned(folder: Path) -> bool:
     """Return whether the folder already holds startup kits."""
     return any(folder.glob("*/prod_*/*/startup"))
 
@@ -120,7 +120,7 @@ def prepare(
     names, data = simulate(job, folder)
     if overwrite:
         clear(folder)
-    if not provisioned(folder):
+    if not is_provisioned(folder):
         project = project_of(template, names, free_port(port))
         path = folder / "project.yml"
         atomic_write(path, yaml.safe_dump(project, sort_keys=False).encode())

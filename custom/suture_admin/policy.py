@@ -75,7 +75,7 @@ def missing_classes(kit: Kit) -> tuple[str, ...]:
     return tuple(name for name in CLASSES.get(kit.role, ()) if not permits(kit, name))
 
 
-def allowed(name: str, entries: Sequence[str]) -> bool:
+def is_allowed(name: str, entries: Sequence[str]) -> bool:
     """Return whether FLARE accepts a class: an entry is `*`, a dotted path, or a prefix ending at a dot."""
     return any(e == "*" or name == e or name.startswith(e if e.endswith(".") else f"{e}.") for e in entries)
 
@@ -122,7 +122,7 @@ def permits(kit: Kit, name: str) -> bool:
     Raises:
         ConfigError: its resources.json is absent or broken, or class_allow_list is no list.
     """
-    return allowed(name, _allow_list(kit))
+    return is_allowed(name, _allow_list(kit))
 
 
 def _allow_list(kit: Kit) -> list[str]:
@@ -378,10 +378,10 @@ def bypasses(kit: Kit) -> Iterator[str]:
     if resources.get("app_validator") != VALIDATOR:
         yield "the configuration of a job may fetch addresses and read files and environment variables"
     if kit.role == "site":
-        yield from _unfiltered(kit.folder / "local" / "privacy.json")
+        yield from _list_unfiltered(kit.folder / "local" / "privacy.json")
 
 
-def _unfiltered(path: Path) -> Iterator[str]:
+def _list_unfiltered(path: Path) -> Iterator[str]:
     """Yield what lacks the filter in a privacy.json; FLARE reads this file, and no ``.default`` of it."""
     if not path.exists():
         yield "there is no privacy.json with the filter"

@@ -103,13 +103,13 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
             job runs on.
         FederationError: the running job does not end, or the server does not accept the clone.
     """
-    from suture_admin.session import connected, sites_of
+    from suture_admin.session import connect, sites_of
 
     check_experiment(experiment)
     run = read_json(out / "run.json") if (out / "run.json").is_file() else {}
     if run.get("experiment", experiment) != experiment:
         raise ConfigError(f"{out} holds a run of {shown_name(run['experiment'])}; choose another --out")
-    with connected(kit) as federation:
+    with connect(kit) as federation:
         last = newest(jobs := federation.metas(), experiment)
         _check_submitter(kit.name, jobs, experiment)
         status = str(last.get("status"))

@@ -28,7 +28,7 @@ from suture.core.labels import check_experiment, shown_name
 from suture.data.config import load_site_config
 from suture.execution.job import Job, check_federated
 from suture.execution.progress import following
-from suture.execution.run import check_folder, locked, preparing
+from suture.execution.run import check_folder, lock, preparing
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
@@ -90,16 +90,16 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         ConfigError: OUT is in use, or the method cannot run in a federation.
     """
     from suture.flare.recipe import export_job
-    from suture_admin.session import connected
+    from suture_admin.session import connect
 
     how = how or Submission()
     check_federated(job.method)
-    with connected(kit) as federation, tempfile.TemporaryDirectory() as folder:
+    with connect(kit) as federation, tempfile.TemporaryDirectory() as folder:
         names = list(how.sites) or federation.sites()
         if not names:
             raise FederationError(f"no site is connected to {kit.server}; start them, then try again")
         check_folder(out, job, resume=how.resume, overwrite=how.overwrite)
-        with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
+        with lock(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
             record = Record(out)
             name = str(record.run.get("experiment", experiment))
 
@@ -108,12 +108,12 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
                     job, Path(tempfile.mkdtemp(dir=folder)), name, sites, how.bundle, kit.scheme
                 )
 
-            job_id = federation.submit(write(names)) if how.sites else _submitted(federation, write, names)
+            job_id = federation.submit(write(names)) if how.sites else _submit(federation, write, names)
             describe(record, job.plan(name), job.schedule(), env=env, flare_job=job_id)
     return job_id
 
 
-def _submitted(federation: Connection, write: Callable[[Sequence[str]], Path], names: Sequence[str]) -> str:
+def _submit(federation: Connection, write: Callable[[Sequence[str]], Path], names: Sequence[str]) -> str:
     """Submit a job for those of the connected sites that are in the user's study; return its id.
 
     FLARE shows the sites of a study to its administrators alone: a lead learns them from the refusal.
@@ -182,17 +182,17 @@ def follow(title: str, env: str, kit: Kit, out: Path, job_id: str) -> None:
     Raises:
         FederationError: the job failed; names the party that refused it and the reason.
     """
-    from suture_admin.session import NoAnswer, connected
+    from suture_admin.session import NoAnswer, connect
 
     tail = Tail(out, {"env": env, "flare_job": job_id})
     begun = answered = time.monotonic()
-    with locked(out), following(out, title, env):
+    with lock(out), following(out, title, env):
         tail.note(f"job {job_id} at {kit.server}")
         while True:
             try:
-                with connected(kit) as federation:
+                with connect(kit) as federation:
                     taken = 0
-                    while not _ended(federation, job_id, tail):
+                    while not _has_ended(federation, job_id, tail):
                         answered = time.monotonic()
                         time.sleep(_pause(answered - begun, tail.taken - taken))
                         taken = tail.taken
@@ -215,7 +215,7 @@ def _pause(elapsed: float, news: int) -> float:
     return _POLL if news > _MANY else min(max(_POLL, elapsed / 60), _LONGEST_POLL)
 
 
-def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
+def _has_ended(federation: Connection, job_id: str, tail: Tail) -> bool:
     """Append new events to the tail; return whether the job has ended."""
     if tail.taken and (recent := federation.recent(job_id)):
         tail.take(recent["first"], recent["events"])
@@ -248,9 +248,9 @@ def fetch(kit: Kit, job_id: str, out: Path | None) -> Path:
         FederationError: the job has not ended, or failed; gives the reason.
         ConfigError: OUT holds another run.
     """
-    from suture_admin.session import connected
+    from suture_admin.session import connect
 
-    with connected(kit) as federation:
+    with connect(kit) as federation:
         status = str(federation.meta(job_id).get("status"))
         if not status.startswith("FINISHED"):
             raise FederationError(

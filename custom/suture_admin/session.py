@@ -153,7 +153,7 @@ def _log_in(kit: Kit) -> Session:
 
 
 @contextmanager
-def connected(kit: Kit) -> Iterator[Connection]:
+def connect(kit: Kit) -> Iterator[Connection]:
     """Log an administrator in, with mutual TLS, and out again at the end.
 
     Raises:
@@ -191,7 +191,7 @@ def wait_for_sites(kit: Kit, sites: set[str], seconds: float, alive: Callable[[]
     end, missing = time.monotonic() + seconds, set(sites)
     while missing and time.monotonic() < end:
         alive()
-        with suppress(NoAnswer), connected(kit) as federation:
+        with suppress(NoAnswer), connect(kit) as federation:
             while missing and time.monotonic() < end:
                 alive()
                 missing = sites - set(federation.sites())

@@ -12,7 +12,7 @@ from suture.core.errors import ConfigError, as_word, check_known
 from suture.models.encoders import Backbone, Description, Family
 from suture_encoders import monai_bundle, transformers_folder, xrv_file
 from suture_encoders.libraries import MONAI_NETS, monai_encoder, timm_encoder, torchvision_encoder
-from suture_encoders.text_folder import TEXT_NETWORKS, tokenised
+from suture_encoders.text_folder import TEXT_NETWORKS, tokenise_texts
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     """Builds such a network for the images of a specification, and fills it with weights."""
 
 
-def _described(
+def _describe(
     family: str, names: Collection[str], build: Build, network: str, described: Description
 ) -> Backbone:
     """Return the encoder of a file or folder, of which its description is known."""
@@ -33,7 +33,7 @@ def _described(
         )
     title, size, made = f"{network} of {family}", described.size, partial(build, network, described)
     if network in TEXT_NETWORKS:
-        tokenise = partial(tokenised, network, described)
+        tokenise = partial(tokenise_texts, network, described)
         return Backbone(f"{title}, for text", made, weights=(), reads="text", size=size, tokenise=tokenise)
     return Backbone(title, made, weights=(), normalisation=(described.mean, described.std), size=size)
 
@@ -55,17 +55,17 @@ HF = Family(
     "hf:FOLDER",
     "a folder with an encoder of images or text: transformers, model2vec (suture[encoders])",
     read=transformers_folder.read_folder,
-    described=partial(_described, "hf", transformers_folder.NETWORKS, transformers_folder.build_network),
+    described=partial(_describe, "hf", transformers_folder.NETWORKS, transformers_folder.build_network),
 )
 XRV = Family(
     "xrv:FILE",
     "a DenseNet121 of torchxrayvision, as safetensors",
     read=xrv_file.read_file,
-    described=partial(_described, "xrv", ("densenet121",), xrv_file.build_network),
+    described=partial(_describe, "xrv", ("densenet121",), xrv_file.build_network),
 )
 BUNDLE = Family(
     "bundle:FOLDER",
     "a 2-D classification network of a MONAI bundle",
     read=monai_bundle.read_bundle,
-    described=partial(_described, "bundle", MONAI_NETS, monai_bundle.build_network),
+    described=partial(_describe, "bundle", MONAI_NETS, monai_bundle.build_network),
 )

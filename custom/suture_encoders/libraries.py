@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from suture.core.entry_points import needed
-from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, show_value, unknown
 from suture.models.encoders import (
     BUILD_ERRORS,
     Backbone,
-    bounded,
+    bound_network,
+    check_backbone,
     check_footprint,
-    checked,
     read_config,
-    refused,
+    refusal,
     without_classifier,
 )
 from suture.models.weights import fill, load_weights, read_weights, within
@@ -65,7 +65,7 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
     size: dict[str, Any] = {"img_size": spec.size} if own.fixed_input_size else {}
     channels, trained = spec.preprocessing.channels, own.input_size[1]
     make = partial(timm.create_model, name, pretrained=False, num_classes=0, in_chans=channels, **size)
-    network = bounded(make, spec)
+    network = bound_network(make, spec)
     if weights:
         _check_normalisation(Path(weights).expanduser() / "config.json", spec)
         head = (own.classifier,) if isinstance(own.classifier, str) else tuple(own.classifier or ())
@@ -78,7 +78,7 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
             with suppress(*BUILD_ERRORS):  # `fill` names the tensor that it does not take
                 found = {**convert(found, network), **patches}
         fill(tensors, found, weights, f"{name} of timm", tuple(f"{part}." for part in head))
-    return checked(network, spec, trained)
+    return check_backbone(network, spec, trained)
 
 
 def _check_normalisation(path: Path, spec: ModelSpec) -> None:
@@ -90,8 +90,8 @@ def _check_normalisation(path: Path, spec: ModelSpec) -> None:
         own, other = list(getattr(spec.preprocessing, name)), isinstance(stated, dict) and stated.get(name)
         if other and other != own:
             raise ConfigError(
-                f"model.{name}: {path} states {shown(other)}, and {spec.name} has {own}; set model.{name} to "
-                "what the file states, or the name with its tag"
+                f"model.{name}: {path} states {show_value(other)}, and {spec.name} has {own}; set "
+                f"model.{name} to what the file states, or the name with its tag"
             )
 
 
@@ -132,14 +132,14 @@ def _torchvision_network(
         network = models.get_model(name, weights=None, **size)
         check_footprint(network, spec)
     except BUILD_ERRORS as error:
-        raise refused(spec, trained, error) from error
+        raise refusal(spec, trained, error) from error
     head = without_classifier(network, f"torchvision:{name}")
     if weights:
         found = within(read_weights(weights), network.state_dict(), weights)
         with suppress(*BUILD_ERRORS):  # there are no positions, or `fill` says what is wrong with them
             found = interpolate_embeddings(spec.size, network.patch_size, found)
         fill(network.state_dict(), found, weights, f"{name} of torchvision", (f"{head}.",))
-    return checked(network, spec, trained)
+    return check_backbone(network, spec, trained)
 
 
 MONAI_NETS: dict[str, dict[str, Any]] = {
@@ -168,7 +168,7 @@ def monai_encoder(name: str) -> Backbone:
 
 def _monai_network(name: str, spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
     channels = MONAI_CHANNELS[name.startswith("resnet")]
-    network = bounded(lambda: monai_network(name, {channels: spec.preprocessing.channels}), spec)
+    network = bound_network(lambda: monai_network(name, {channels: spec.preprocessing.channels}), spec)
     return filled_monai(network, name, spec, weights, None)
 
 
@@ -198,4 +198,4 @@ def filled_monai(
     """
     head = without_classifier(network, spec.name)
     load_weights(network, weights, f"{name} of MONAI", (f"{head}.",))
-    return checked(network, spec, size)
+    return check_backbone(network, spec, size)

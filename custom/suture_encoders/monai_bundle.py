@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from suture.core.errors import ConfigError, check_known, shown
+from suture.core.errors import ConfigError, check_known, show_value
 from suture.core.validation import parse
-from suture.models.encoders import Description, bounded, channels_of, normalised, read_config
+from suture.models.encoders import Description, bound_network, channels_of, read_config, read_normalisation
 from suture_encoders.libraries import MONAI_CHANNELS, MONAI_NETS, filled_monai, monai_network
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def read_bundle(folder: Path) -> tuple[str, Description]:
     for key, value in arguments.items():
         if key.startswith("_") or (isinstance(value, str) and value.startswith(("$", "@", "%"))):
             raise ConfigError(
-                f"model.name: {path}: the network's {key}={shown(value)} is an expression, which Suture does "
-                "not evaluate; write its value"
+                f"model.name: {path}: the network's {key}={show_value(value)} is an expression, which Suture "
+                "does not evaluate; write its value"
             )
     channels = next((arguments[key] for key in MONAI_CHANNELS if key in arguments), 3)
     values = _input(folder, channels_of(channels, path)) | {"arguments": arguments}
@@ -73,7 +73,7 @@ def _input(folder: Path, channels: int) -> dict[str, Any]:
     try:
         image = read_config(path)["network_data_format"]["inputs"]["image"]
         low, high = (float(value) for value in image["value_range"])
-        mean, std = normalised(low, high, channels)
+        mean, std = read_normalisation(low, high, channels)
         size, other = image["spatial_shape"]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
@@ -91,5 +91,5 @@ def build_network(
     Raises:
         ConfigError: the arguments do not go together, or the weights are another network's.
     """
-    network = bounded(lambda: monai_network(kind, described.arguments), spec)
+    network = bound_network(lambda: monai_network(kind, described.arguments), spec)
     return filled_monai(network, kind, spec, weights, described.size)

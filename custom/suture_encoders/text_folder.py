@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from suture.core.entry_points import needed
-from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, show_value, unknown
 from suture.core.files import parse_json, read_bounded
 from suture.core.validation import parse
-from suture.models.encoders import BUILD_ERRORS, MOST_BYTES, Description, bounded, read_config
+from suture.models.encoders import BUILD_ERRORS, MOST_BYTES, Description, bound_network, read_config
 from suture.models.weights import fill, read_weights
 from suture_encoders.tokenisers import made_tokeniser, without_panic
 from suture_encoders.transformers_weights import filled
@@ -105,7 +105,7 @@ def read_text_folder(folder: Path, kind: str, config: Mapping[str, Any]) -> Desc
         ) from error
     whole = {"arguments": arguments, "size": longest, "tokeniser": text}
     described = parse(Description, whole, f"{folder}/config.json")
-    tokenised(kind, described, [""], None)
+    tokenise_texts(kind, described, [""], None)
     return described
 
 
@@ -131,7 +131,7 @@ def _number(arguments: Mapping[str, Any], name: str, default: int = 0) -> int:
     """Return an argument that is a whole number, whoever has written it."""
     value = arguments.get(name, default)
     if type(value) is not int or value < 0:
-        raise ConfigError(f"the encoder's {name} is {shown(value)}; it must be a whole number")
+        raise ConfigError(f"the encoder's {name} is {show_value(value)}; it must be a whole number")
     return value
 
 
@@ -141,7 +141,7 @@ def _positions(kind: str, arguments: Mapping[str, Any]) -> int:
     return _number(arguments, "max_position_embeddings", 512) - unused
 
 
-def tokenised(
+def tokenise_texts(
     kind: str, described: Description, texts: Sequence[str], longest: int | None
 ) -> tuple[Tensor, Tensor]:
     """Return documents as an encoder reads them.
@@ -201,7 +201,7 @@ def build_text_network(
     tokens = spec.longest or described.size or _LONGEST
     if kind == _MODEL2VEC:
         rows, width = (_number(arguments, name) for name in ("vocab_size", "hidden_size"))
-        table = bounded(lambda: nn.Embedding(rows, width), spec, tokens)
+        table = bound_network(lambda: nn.Embedding(rows, width), spec, tokens)
         if weights:
             fill(table.state_dict(), {"weight": _table(weights)}, weights, "model2vec's table")
         return _Sentence(table, 0, token=False, unit=unit), width
@@ -210,7 +210,7 @@ def build_text_network(
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     made = getattr(needed("transformers", f"hf:{kind}", "encoders"), TEXT_NETWORKS[kind])
     extra = {"add_pooling_layer": False} if kind in _WITH_POOLER else {}
-    network: Any = bounded(lambda: made(made.config_class(**arguments), **extra), spec, tokens)
+    network: Any = bound_network(lambda: made(made.config_class(**arguments), **extra), spec, tokens)
     if weights:
         network = filled(made, extra, network, read_weights(weights), weights)
     padding, width = network.config.pad_token_id or 0, network.config.hidden_size

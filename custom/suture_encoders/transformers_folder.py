@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.entry_points import needed
-from suture.core.errors import ConfigError, check_known, shown, unknown
+from suture.core.errors import ConfigError, check_known, show_value, unknown
 from suture.core.validation import parse
-from suture.models.encoders import Description, bounded, channels_of, checked, read_config
+from suture.models.encoders import Description, bound_network, channels_of, check_backbone, read_config
 from suture.models.weights import read_weights
 from suture_encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
 from suture_encoders.transformers_weights import filled
@@ -96,7 +96,7 @@ def _preprocessing(folder: Path, channels: int) -> tuple[Any, Any, Any]:
     if not isinstance(factor, (int, float)) or abs(factor * 255 - 1) > 1e-3:
         raise ConfigError(
             f"model.name: {folder}/preprocessor_config.json divides pixels by another number than 255 "
-            f"(rescale_factor={shown(factor)}), which Suture cannot do; choose another model"
+            f"(rescale_factor={show_value(factor)}), which Suture cannot do; choose another model"
         )
     size = found.get("crop_size") or found.get("size")
     if isinstance(size, dict):
@@ -120,18 +120,18 @@ def build_network(
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}
     own_size = {"image_size": spec.size} if kind in _POSITIONED else {}
-    network = bounded(lambda: made(made.config_class(**arguments, **own_size), **extra), spec)
+    network = bound_network(lambda: made(made.config_class(**arguments, **own_size), **extra), spec)
     if weights:
         tensors = dict(read_weights(weights))
         table = network.state_dict().get(_POSITIONS)
         for name, tensor in tensors.items():
             if table is not None and name.endswith(_POSITIONS) and tensor.dim() == 3:
-                tensors[name] = resampled(tensor, table.shape[1])
+                tensors[name] = resample(tensor, table.shape[1])
         network = filled(made, extra, network, tensors, weights)
-    return checked(_Pooled(network, token=kind == "vit"), spec, described.size)
+    return check_backbone(_Pooled(network, token=kind == "vit"), spec, described.size)
 
 
-def resampled(table: Tensor, number: int) -> Tensor:
+def resample(table: Tensor, number: int) -> Tensor:
     """Return the positions of a vision transformer for another number of patches in a square.
 
     The first position is the class token's; the others are interpolated (bicubic), as in the forward pass of

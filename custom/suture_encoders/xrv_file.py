@@ -15,7 +15,7 @@ from torch import nn
 from suture.core.errors import ConfigError, as_word
 from suture.core.files import named_regular, parse_json
 from suture.core.validation import parse
-from suture.models.encoders import Description, checked, normalised
+from suture.models.encoders import Description, check_backbone, read_normalisation
 from suture.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def read_file(path: Path) -> tuple[str, Description]:
             found = file.metadata() or {}
         low, high = parse_json(found["range"])
         labels, size = parse_json(found.get("labels", "[]")), parse_json(found.get("size", "null"))
-        mean, std = normalised(float(low), float(high), 1)
+        mean, std = read_normalisation(float(low), float(high), 1)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
             f"model.name: {path} is not a safetensors file with the range of its input as metadata "
@@ -68,4 +68,4 @@ def build_network(
     network.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
     network.classifier = nn.Identity()
     load_weights(network, weights, f"xrv's {kind}", ("classifier.", "op_threshs"))
-    return checked(network, spec, described.size)
+    return check_backbone(network, spec, described.size)

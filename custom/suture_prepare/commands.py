@@ -13,7 +13,7 @@ import typer
 
 from suture.cli.common import Trust, console, print_line
 from suture.core.errors import ConfigError, SutureError
-from suture.core.escaping import escaped, number_of, rich
+from suture.core.escaping import escape_text, number_of, rich
 
 if TYPE_CHECKING:
     from suture.core.ontology import Decision
@@ -44,7 +44,7 @@ def init(
         as_toml,
         by_column,
         look,
-        placed,
+        place,
         refuse_existing,
         summary,
         write_study,
@@ -62,9 +62,9 @@ def init(
         for name, guess in some.items():
             if dry_run:
                 console.print(f"[bold]{rich(name)}[/]")
-                print_line(as_toml(placed(guess, study / name)))
+                print_line(as_toml(place(guess, study / name)))
             for line in () if dry_run else summary(name, guess, study / name / CONFIG):
-                print_line(escaped(line))
+                print_line(escape_text(line))
 
     refused: dict[str, str] = {}
     found = look(sites, rows, refused)
@@ -116,7 +116,7 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
         for name in guess.doubtful
         if name not in no_labels and is_generic(name)
         if (
-            finding := _asked(
+            finding := _ask_person(
                 f"{site}: which finding does column {name!r} show? (to be named later: press Enter)"
             )
         )
@@ -137,7 +137,7 @@ def _classes(site: str, guess: Discovery) -> dict[str, Any]:
                 return {"finding_column": name}
         elif not labels:
             how = "the first that means present, c where each is a class, or nothing where it is no finding"
-            said = _asked(f"{what}; write {how}")
+            said = _ask_person(f"{what}; write {how}")
             if said in words:
                 grades = {word: int(int(word) >= int(said)) for word in words}
                 return {"labels": [name], "values": grades}
@@ -147,17 +147,17 @@ def _classes(site: str, guess: Discovery) -> dict[str, Any]:
 
 
 def _confirm(question: str, *, default: bool = True) -> bool:
-    return typer.confirm(escaped(question), default=default)
+    return typer.confirm(escape_text(question), default=default)
 
 
-def _asked(question: str) -> str:
-    return str(typer.prompt(escaped(question), default="", show_default=False)).strip()
+def _ask_person(question: str) -> str:
+    return str(typer.prompt(escape_text(question), default="", show_default=False)).strip()
 
 
 def _patient_column(site: str, guess: Discovery) -> str:
     """The column that a person names; empty where none names the patients."""
     while True:
-        name = _asked(f"{site}: which column names the patients? (none: press Enter)")
+        name = _ask_person(f"{site}: which column names the patients? (none: press Enter)")
         if not name or name in guess.columns:
             return name
         print_line(f"there is no column {name!r}; the columns are {', '.join(guess.columns)}")
@@ -239,7 +239,7 @@ def labels(
     known = {own for names in lists.sites.values() for own in names}
     known.update(canonical(one.name) for one in study_atlas(study).decisions)
     given = {"same": same or (), "different": different or (), "child": child or ()}
-    decisions = _decided(given, by, lists, known)
+    decisions = _decide(given, by, lists, known)
     if decisions:
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
@@ -267,7 +267,7 @@ def labels(
         print_line(f"decide, for example: {words} (or --different)")
 
 
-def _decided(
+def _decide(
     given: Mapping[str, Sequence[str]], by: str | None, lists: LabelLists, known: Collection[str]
 ) -> list[Decision]:
     """Return the decisions that the options of `labels` state.

@@ -78,12 +78,12 @@ def vocab(
     ] = "appearance",
 ) -> None:
     """Make a vocabulary from documents. Use public documents: every party receives the words."""
-    from suture.data.text import EVERYBODY, OWN, build_vocabulary, counted, coverage
+    from suture.data.text import EVERYBODY, OWN, build_vocabulary, count_words, coverage
 
     documents, whose, own = _documents(data, every, texts)
     words = build_vocabulary(documents, minimum, order, tokeniser, whose, patients)
     atomic_write(out, "".join(f"{word}\n" for word in [*([OWN] if own else []), *words.words]).encode())
-    counts = counted(documents, tokeniser)
+    counts = count_words(documents, tokeniser)
     print_line(
         f"{len(words.words):,} of {len(counts):,} words; they are "
         f"{coverage(set(words.words).__contains__, counts):.2%} of the words of {len(documents):,} documents"

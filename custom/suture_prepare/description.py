@@ -114,7 +114,7 @@ class _Guess:
         self.data[key], self.reasons[key] = value, why
 
 
-def described(
+def describe(
     form: Form, images: ImageColumn, files: Images, answers: Answers, others: Sequence[Form]
 ) -> Discovery:
     """Return the [data] of a table.
@@ -188,7 +188,7 @@ def described(
     if len({*sheet.column(images.name, "")}) < len(form.sheet.rows):
         taken |= _say_repeated(guess, sheet, free, images.name, known)
     synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
-    renamed = _renamed(free, synonyms)
+    renamed = _rename(free, synonyms)
     labels = discover_labels(sheet, taken, answers.no_labels, images.name, renamed | synonyms, known, others)
     renamed = {name: of for name, of in renamed.items() if name in labels.data["labels"]}
     if used := {**renamed, **synonyms, **labels.data.pop("synonyms", {})}:
@@ -274,7 +274,7 @@ def _choices(columns: Sequence[str]) -> dict[str, str]:
     return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
 
 
-def _renamed(columns: Sequence[str], synonyms: Mapping[str, str]) -> dict[str, str]:
+def _rename(columns: Sequence[str], synonyms: Mapping[str, str]) -> dict[str, str]:
     """Names of classes for the columns whose own have other characters, such as "Pleural effusion?"."""
     names = {column: canonical_or_none(column, synonyms) for column in columns}
     found = {column: without_signs(column) for column, name in names.items() if name is None}

@@ -22,7 +22,7 @@ from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import JSON, TABLES, Form, Sheet, doubtful_encoding, tables
 from suture.data.text import tokenise
 from suture_prepare import gathering
-from suture_prepare.description import Answers, Discovery, described
+from suture_prepare.description import Answers, Discovery, describe
 from suture_prepare.label_discovery import NoLabelsError
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
@@ -58,7 +58,7 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
         if (texts := _documents(given, folder, answers)) is None:
             raise
         return texts
-    published = None if answers.rows else _published(given, folder, images)
+    published = None if answers.rows else _find_published(given, folder, images)
     found = published or _own(given, folder, images, answers)
     seen = sample(images.root, images.paths)
     found = replace(found, colour=seen.colour, side=seen.side)
@@ -108,7 +108,7 @@ def _read(paths: Sequence[Sequence[Path]]) -> _Tables:
     return found
 
 
-def _published(given: _Tables, folder: Path, images: Images) -> Discovery | None:
+def _find_published(given: _Tables, folder: Path, images: Images) -> Discovery | None:
     """The [data] of a public data set that has a reader of its own, which finds images of the table.
 
     Each reader's published tables are asked, also those of other packages. None where none fits.
@@ -203,16 +203,16 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
                 "names of the columns above it"
             )
         try:
-            return described(form, column, images, answers, others)
+            return describe(form, column, images, answers, others)
         except NoLabelsError:
             rest = [other for other in given.every() if other.sheet.path != form.sheet.path]
             if (joined := gathering.by_key(form, rest)) is None:
                 raise
-            return described(joined, column, images, answers, others)
+            return describe(joined, column, images, answers, others)
     forms = given.every()
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
-        found = described(classes, image_columns.expect_column(classes, images), images, answers, [])
+        found = describe(classes, image_columns.expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
     if not given.number:
@@ -238,7 +238,7 @@ def _documents(given: _Tables, folder: Path, answers: Answers) -> Discovery | No
         name = form.sheet.header[0]
     path = form.sheet.path
     column = ImageColumn(name, "path", n, path, str, text)
-    return described(form, column, Images(path, frozenset(), path), answers, forms)
+    return describe(form, column, Images(path, frozenset(), path), answers, forms)
 
 
 def _text_column(sheet: Sheet) -> str:

@@ -159,11 +159,11 @@ def discover_labels(
         columns, left_out, asked, offered, free = list(known["labels"]), {}, {}, {}, []
         values = known.get("values", {})
     listed = _finding_columns(sheet, [c for c in free if c not in refused], columns, known, others)
-    if (listed and not any(map(_known, columns))) or "finding_column" in known:
+    if (listed and not any(map(_is_known, columns))) or "finding_column" in known:
         if not listed:
             raise _no_labels(sheet, asked.values())
         rest = [] if "finding_column" in known else [name for name in free if name not in refused]
-        found = _listed(sheet, listed, rest, images)
+        found = _list_classes(sheet, listed, rest, images)
         left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
         asked, offered = {}, {}  # `_listed` asks what a column says of the findings
     else:
@@ -199,7 +199,7 @@ def _in_columns(
     """
     marks = 1 in values.values()
     own = {column: of for column, of in named.items() if canonical_or_none(column) is None}
-    doubtful = [c for c in columns if not _known(own.get(c, c)) and (c in own or c not in named)]
+    doubtful = [c for c in columns if not _is_known(own.get(c, c)) and (c in own or c not in named)]
     data: dict[str, Any] = {"labels": columns}
     reasons = {"labels": "their cells are 1, 0, yes, no or blank"}
     if values:
@@ -217,7 +217,7 @@ def _in_columns(
     return Labels(data, reasons, tuple(questions), doubtful=tuple(doubtful))
 
 
-def _listed(
+def _list_classes(
     sheet: Sheet, columns: Mapping[str, dict[str, Any]], others: Collection[str], images: str
 ) -> Labels:
     """Labels that a column lists, and what says of them whether they are present.
@@ -413,7 +413,7 @@ def _finding_columns(
             if path := _path(parts):
                 keys["finding_path"] = path
                 parts = Counter(name.strip() for part in parts.elements() for name in part.split(path))
-            share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
+            share = sum(n for part, n in parts.items() if _is_known(part)) / parts.total()
             own = dict(named)
             coded = _CLASS.match(name) and all(part.isdigit() for part in parts)
             if coded and (legend := legend_of({*parts}, forms)):
@@ -461,7 +461,7 @@ def _separates(lists: Collection[tuple[str, ...]]) -> bool:
     """
     several = [one for one in lists if len(one) > 1]
     times = Counter(part for one in lists for part in {*one})
-    return all(all(map(_known, one)) or any(times[part] > 1 for part in one) for one in several)
+    return all(all(map(_is_known, one)) or any(times[part] > 1 for part in one) for one in several)
 
 
 def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: str) -> Labels:
@@ -483,7 +483,7 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         few = len(strange) <= FEW
         numbers = several_rows and all(map(_NUMBER.fullmatch, strange))
         if _VALUE.fullmatch(name) and (known or strange) and (known or few or numbers):
-            return _valued(sheet, name, strange, 1.0 in known)
+            return _read_values(sheet, name, strange, 1.0 in known)
         both = len(known) == 2 and few and not _NO_LABEL.match(name)
         if both or (strange and few and _may_be_classes(name, {*cells} - {""}, len(cells))):
             asked[name] = strange
@@ -499,7 +499,7 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
     return Labels({}, {}, (question,), one_class=one_class)
 
 
-def _valued(sheet: Sheet, name: str, strange: Collection[str], positive: bool) -> Labels:
+def _read_values(sheet: Sheet, name: str, strange: Collection[str], positive: bool) -> Labels:
     """The keys of a value column, where the words that have no meaning are few.
 
     They are unknown beside words that mean present (`positive`); else a person has to say which means it.
@@ -546,5 +546,5 @@ def _exclusive(sheet: Sheet, data: Mapping[str, Any], images: str) -> bool:
     )
 
 
-def _known(name: str) -> bool:
+def _is_known(name: str) -> bool:
     return canonical_or_none(name) in CANONICAL

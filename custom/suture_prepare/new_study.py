@@ -14,7 +14,7 @@ from statistics import median
 import tomli_w
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.core.escaping import as_csv, escaped, number_of, printable
+from suture.core.escaping import as_csv, escape_text, number_of, printable
 from suture.core.files import atomic_write
 from suture.core.labels import as_job
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, parse_data
@@ -201,7 +201,7 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         if not (guess.has_splits or guess.is_draft):
             atomic_write(folder / SPLITS, splits(guess).encode(), private=True)
             written.append(folder / SPLITS)
-        atomic_write(folder / CONFIG, as_toml(placed(guess, folder)).encode())
+        atomic_write(folder / CONFIG, as_toml(place(guess, folder)).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
         title = study.resolve().name
@@ -235,7 +235,7 @@ def splits(guess: Discovery) -> str:
     return as_csv(("patient", "split"), sorted(by_patient.items()))
 
 
-def placed(guess: Discovery, folder: Path) -> Discovery:
+def place(guess: Discovery, folder: Path) -> Discovery:
     """Return the guess for a site's folder of a study, with paths of data in the study from there on.
 
     A study that holds its data can then be moved as a whole. A table that was put together is in the folder.
@@ -290,15 +290,15 @@ def as_toml(guess: Discovery) -> str:
         reasons["split"] = f"the table has no splits; they were made once, by {by}"
     lines = ["# Written by `suture init` after a look at the data. Check each line.", ""]
     for warning in (*guess.made, *guess.warnings):
-        lines += [f"# {escaped(line)}" for line in warning.split("\n")]
+        lines += [f"# {escape_text(line)}" for line in warning.split("\n")]
     if left_out := {name: why for name, why in guess.left_out.items() if why != CONSTANT}:
         lines += ["# Columns that are not labels:"]
-        lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in left_out.items()]
+        lines += [f"#   {escape_text(f'{name!r}: {why}')}" for name, why in left_out.items()]
     if constant := [name for name, why in guess.left_out.items() if why == CONSTANT]:
-        lines.append(f"# Columns with one value in every row: {escaped(', '.join(map(repr, constant)))}")
+        lines.append(f"# Columns with one value in every row: {escape_text(', '.join(map(repr, constant)))}")
     lines.append("[data]")
     for key, value in data.items():
         text = inline(key, value) if isinstance(value, dict) else tomli_w.dumps({key: value}).rstrip()
-        why = f"# {escaped(reasons[key])}" if key in reasons else ""
+        why = f"# {escape_text(reasons[key])}" if key in reasons else ""
         lines += [f"{text}  {why}".rstrip()] if "\n" not in text else [*filter(None, [why]), text]
     return "\n".join(lines) + "\n" + _REST

@@ -32,7 +32,7 @@ from suture.data.inspection import (
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
-from suture.data.text import counted, coverage, tokenise
+from suture.data.text import count_words, coverage, tokenise
 from suture.models import CORPUS, ModelSpec, encoder_of
 from suture.models.documents import known_words, strange
 
@@ -252,7 +252,7 @@ def _read(table: Table, spec: ModelSpec | None) -> Findings:
         spec = ModelSpec("lstm")
     n = np.array([len(tokenise(text, spec.tokeniser)) for text in table.texts])
     known = known_words(spec)
-    share = None if known is None else coverage(known, counted(table.texts, spec.tokeniser))
+    share = None if known is None else coverage(known, count_words(table.texts, spec.tokeniser))
     named = spec.vocabulary if isinstance(spec.vocabulary, str) else "of the job"
     words = Words(float(n.mean()), int(np.ceil(np.quantile(n, 0.95))), int(n.max()), share, Path(named).name)
     documents = []

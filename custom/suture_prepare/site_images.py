@@ -106,7 +106,7 @@ def _elsewhere(values: Mapping[str, float], site: str) -> str:
     return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (others[0], others[-1])))
 
 
-def shared(findings: Mapping[str, Findings]) -> Shared:
+def find_shared(findings: Mapping[str, Findings]) -> Shared:
     """Find what is at several sites: images of the same pixels, or the same bytes of the file; documents."""
     same: dict[bytes, list[tuple[str, Case]]] = {}
     for site, found in findings.items():
@@ -118,8 +118,8 @@ def shared(findings: Mapping[str, Findings]) -> Shared:
         for digest, group in same.items()
         if len({site for site, _ in group}) > 1 and _tells(digest, group)
     }
-    ordered = sorted(groups.values(), key=lambda group: not _torn(group))
-    return Shared(len(ordered), sum(map(_torn, ordered)), tuple(ordered[:_SHOWN]))
+    ordered = sorted(groups.values(), key=lambda group: not _is_torn(group))
+    return Shared(len(ordered), sum(map(_is_torn, ordered)), tuple(ordered[:_SHOWN]))
 
 
 def _tells(digest: bytes, group: list[tuple[str, Case]]) -> bool:
@@ -128,7 +128,7 @@ def _tells(digest: bytes, group: list[tuple[str, Case]]) -> bool:
     return pixels == {digest} or len(pixels) > 1
 
 
-def _torn(group: tuple[tuple[str, Case], ...]) -> bool:
+def _is_torn(group: tuple[tuple[str, Case], ...]) -> bool:
     """Whether a site trains on an image that another measures with."""
     trained = {site for site, picture in group if picture.split == "train"}
     measured = {site for site, picture in group if picture.split in ("validation", "test")}

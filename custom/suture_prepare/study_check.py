@@ -23,7 +23,7 @@ from suture.federation.server.notes import unprotected_note
 from suture.federation.server.registry import ClassConflict, one_name, shared_generic, statements
 from suture.models import own_words
 from suture_prepare.quality import Count, Findings
-from suture_prepare.site_images import SUMMARY, Shared, describe, differences, shared, summarise
+from suture_prepare.site_images import SUMMARY, Shared, describe, differences, find_shared, summarise
 from suture_results.sentences import EXPERIMENTAL, sentence
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
@@ -60,7 +60,7 @@ def compare(
         faults: of the study's job and labels.toml.
     """
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
-    twins = shared(findings)
+    twins = find_shared(findings)
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     strict = isinstance(job.simulation, StudySites) and job.simulation.limits if job else False
     refused = [*refusals(configs if strict else exact(configs), _labels(findings), job)] if job else []
@@ -70,7 +70,7 @@ def compare(
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
-        *_torn(twins, "image"),
+        *_list_torn(twins, "image"),
     ]
     warnings = [*merged, *_warnings(configs, findings, twins, job)]
     for site, config in configs.items():
@@ -181,7 +181,7 @@ def _other_modalities(
             )
 
 
-def _torn(twins: Shared, kind: str) -> Iterator[str]:
+def _list_torn(twins: Shared, kind: str) -> Iterator[str]:
     if twins.torn and twins.noun == kind:
         yield (
             f"{describe(twins)}. {twins.torn:,} of them: for training at one site and for validation or "
@@ -193,7 +193,7 @@ def _torn(twins: Shared, kind: str) -> Iterator[str]:
 def _warnings(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], twins: Shared, job: Job | None
 ) -> Iterator[str]:
-    yield from _unmeasured(findings)
+    yield from _list_unmeasured(findings)
     if job and job.robust and len(findings) >= job.robust.fewest:
         sent = rows_sent(_labels(findings), job, len(findings))
         few = [name for name, sites in sent.items() if sites < job.robust.fewest]
@@ -210,7 +210,7 @@ def _warnings(
             "in a federation no round can be selected: no site has enough validation images for its "
             '[privacy] min_loss and min_count; lower them there, or set selection = "last" in job.toml'
         )
-    yield from _torn(twins, "document")  # which may be of a template
+    yield from _list_torn(twins, "document")  # which may be of a template
     if twins.images and not twins.torn:
         yield f"{describe(twins)}. Each is counted at each of its sites"
     yield from differences(findings)
@@ -231,7 +231,7 @@ def _warnings(
             )
 
 
-def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
+def _list_unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     """Classes without a positive image in a split, anywhere or at a site that annotates them."""
     lacking: dict[tuple[str, Split], list[str]] = {}
     for label, sites in owners_of(_labels(findings), None).items():

@@ -91,12 +91,12 @@ class Trace:
     @property
     def path(self) -> str:
         """The runs of several points as one path of an SVG."""
-        return "".join("M" + _joined(run, "L") for run in self.runs if len(run) > 1)
+        return "".join("M" + _join(run, "L") for run in self.runs if len(run) > 1)
 
     @property
     def outline(self) -> str:
         """The band as points of an SVG."""
-        return _joined(self.band, " ")
+        return _join(self.band, " ")
 
     @property
     def dots(self) -> list[Point]:
@@ -104,7 +104,7 @@ class Trace:
         return [run[0] for run in self.runs if len(run) == 1]
 
 
-def _joined(points: Sequence[Point], by: str) -> str:
+def _join(points: Sequence[Point], by: str) -> str:
     return by.join(f"{x:g},{y:g}" for x, y in points)
 
 

@@ -16,8 +16,8 @@ from suture.cli.common import (
     console,
     device_of,
     figures_table,
+    parse_number_map,
     print_line,
-    stated,
 )
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
@@ -245,7 +245,9 @@ def predict(
     _print_left_out(frame, left_out(out))
     print_line(f"{len(frame):,} predicted: {out}")
     inputs = find_inputs(sources, "image", column, root, bits)
-    refused = _write_reports(model, decided(frame), inputs, decide, stated(prevalence or ()), dicom_sr)
+    refused = _write_reports(
+        model, decided(frame), inputs, decide, parse_number_map(prevalence or ()), dicom_sr
+    )
     _limit_failed(frame, left_out(out), max_failed, refused)
 
 
@@ -259,7 +261,7 @@ def _decider(
         if site is None:
             raise ConfigError("--dicom-sr reports decisions; add --decide SITE, or --decide all")
         needed("highdicom", "--dicom-sr", "dicom-sr")
-    return decider(model, site, stated(prevalence))
+    return decider(model, site, parse_number_map(prevalence))
 
 
 def _write_reports(

@@ -202,7 +202,7 @@ def _test(difference: float, draws: Floats) -> tuple[float, str]:
     return float(2 * stats.t.sf(abs(difference) / spread, len(draws) - 1)), ""
 
 
-def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
+def compare_pairs(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
     """Return the paired t-test over runs or classes, with Shapiro-Wilk on the differences.
 
     Args:

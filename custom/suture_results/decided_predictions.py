@@ -12,7 +12,7 @@ import pandas as pd
 from suture.core.errors import ConfigError, check_known
 from suture.core.files import read_json
 from suture.core.validation import parse
-from suture.learning.calibration import at_prevalence, calibrated
+from suture.learning.calibration import at_prevalence, calibrate
 from suture.protocol.decisions import Decisions
 
 NOT_VALIDATED = "not validated"
@@ -53,7 +53,7 @@ def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     return decisions
 
 
-def undecided(frame: pd.DataFrame) -> pd.DataFrame:
+def blank_decisions(frame: pd.DataFrame) -> pd.DataFrame:
     """Return predictions as they are."""
     return frame
 
@@ -74,7 +74,7 @@ def decider(
     if site is None:
         if stated:
             raise ConfigError("--prevalence corrects calibrated probabilities; name their site with --decide")
-        return undecided
+        return blank_decisions
     decisions = read_decisions(folder, site)
     for label, value in stated.items():
         _check_prevalence(label, value, decisions, site, read_json(folder / "model.json")["labels"])
@@ -117,7 +117,7 @@ def with_decisions(
     columns: dict[str, object] = {}
     for label in frame.columns:
         stated = (prevalence or {}).get(label)
-        columns |= {label: frame[label]} | _decided(frame[label], label, decisions, site, stated)
+        columns |= {label: frame[label]} | _decide(frame[label], label, decisions, site, stated)
     found = pd.DataFrame(columns, index=frame.index)
     found.attrs = frame.attrs
     return found
@@ -132,13 +132,13 @@ def threshold_of(label: str, decisions: Decisions, site: str = ALL) -> tuple[str
     return "", None
 
 
-def _decided(
+def _decide(
     p: pd.Series[float], label: str, decisions: Decisions, site: str, stated: float | None
 ) -> dict[str, object]:
     found, rule = decisions.of(site, label), decisions.settings.rule
     fitted, better = found.fitted, None
     if fitted and fitted.calibration:
-        better = calibrated(np.asarray(p, dtype=np.float64), fitted.calibration)
+        better = calibrate(np.asarray(p, dtype=np.float64), fitted.calibration)
         if stated is not None:
             better = at_prevalence(better, fitted.prevalence, stated)
     by, threshold = threshold_of(label, decisions, site)

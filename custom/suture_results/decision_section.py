@@ -164,10 +164,10 @@ def _precision_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     at = precisions([rates] if rates else [], found.prevalence)
     if not rates or not at:
         return []
-    return _cross(wilson(at[0][0], found.images[0]), wilson(at[0][1], _called(rates, found.images)))
+    return _cross(wilson(at[0][0], found.images[0]), wilson(at[0][1], _count_called(rates, found.images)))
 
 
-def _called(rates: Point, images: tuple[int, int]) -> int:
+def _count_called(rates: Point, images: tuple[int, int]) -> int:
     """Return how many images are called positive."""
     return round(rates[0] * images[0] + (1 - rates[1]) * images[1])
 
@@ -183,7 +183,7 @@ def _cross(x: Estimate, y: Estimate) -> list[Points]:
 def _bands(found: Diagrams) -> tuple[_Band, _Band]:
     """Return the intervals of the sensitivity, and of the precision: a share of those called positive."""
     roc, precision = _curves(found)
-    called = [_called(pair, found.images) for pair in found.rates][: len(precision)]
+    called = [_count_called(pair, found.images) for pair in found.rates][: len(precision)]
     sensitivities = [(x, wilson(y, found.images[0])) for x, y in roc]
     shares = [(x, wilson(y, n)) for (x, y), n in zip(precision, called, strict=True)]
     return [(x, e.low, e.high) for x, e in sensitivities], [(x, e.low, e.high) for x, e in shares]
@@ -438,8 +438,8 @@ def _point(threshold: float, at: Rates, prevalence: float | None) -> ThresholdRa
     if at.sensitivity is None or at.specificity is None or prevalence is None:
         return ThresholdRates(threshold, at, (None, None))
     ppv, npv = predictive(at.sensitivity, at.specificity, prevalence)
-    return ThresholdRates(threshold, at, (_defined(ppv), _defined(npv)))
+    return ThresholdRates(threshold, at, (_estimate(ppv), _estimate(npv)))
 
 
-def _defined(found: Estimate) -> Estimate | None:
+def _estimate(found: Estimate) -> Estimate | None:
     return None if any(map(math.isnan, found)) else found

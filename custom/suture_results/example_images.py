@@ -62,7 +62,7 @@ def example_images(folder: Path) -> Examples:
     if model.reads_text:
         raise ConfigError(f"{folder}: --examples shows images, but the model reads text; leave it out")
     decisions = decisions_of(folder / "model")
-    tables = {site: _tested(config) for site, config in configs.items()}
+    tables = {site: _read_tested(config) for site, config in configs.items()}
     with ExitStack() as stack:
         sources = {
             site: stack.enter_context(ImageSource(table.root, table.follow_links))
@@ -142,7 +142,7 @@ def _configs(folder: Path, run: Run) -> dict[str, SiteConfig]:
     return {site: load_site_config(path) for site, path in paths.items()}
 
 
-def _tested(config: SiteConfig) -> Table:
+def _read_tested(config: SiteConfig) -> Table:
     table = load_table(config.data)
     return table.rows(np.array([split == "test" for split in table.split], dtype=np.bool_))
 
@@ -156,7 +156,7 @@ def _readable(
     model: Model,
 ) -> Iterator[tuple[str, Pixels]]:
     """Yield the site and the pixels of the drawn images, as `Model.predict` reads them."""
-    for site, row in _drawn(tables, label, present, seed):
+    for site, row in _draw(tables, label, present, seed):
         name = tables[site].images[row]
         try:
             pixels = decode_image(sources[site].raw(name), name, model.prepare.color, tables[site].bits)
@@ -165,7 +165,7 @@ def _readable(
         yield site, resize_pad(pixels, model.prepare.size)
 
 
-def _drawn(tables: dict[str, Table], label: str, present: int, seed: int) -> Iterator[tuple[str, int]]:
+def _draw(tables: dict[str, Table], label: str, present: int, seed: int) -> Iterator[tuple[str, int]]:
     """Yield the site and the row of each image with or without a class, at random, all sites in turn."""
     generator = np.random.default_rng(seed)
     rows = {

@@ -87,7 +87,7 @@ def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = Non
             variants[f"{name}, {how.few} examples"] = dataclasses.replace(how, examples=how.few)
         for title, settings in variants.items():
             log.info("fine-tuning on %s", title)
-            found[title] = summarised(
+            found[title] = summarise(
                 [tuned for _, tuned in tune(run / "model", config, name, settings, seed)]
             )
     _write(run / TUNED, how, seed, found)
@@ -114,7 +114,7 @@ def tune_own(model: Path, data: Path, config: SiteConfig, how: FineTuning, seed:
     name = task_name(config)
     runs = tune(model, config, name, how, seed, ("train", "validation"))
     first, figures = next(runs)
-    found = summarised([figures, *(more for _, more in runs)])
+    found = summarise([figures, *(more for _, more in runs)])
     save_model(first, load_spec(model), out / "model", {"begun": str(model)})
     _write(out / TUNED, how, seed, {name: found}, begun=str(model.absolute()), data=str(data.absolute()))
 
@@ -278,7 +278,7 @@ def random_split(samples: Samples, how: FineTuning, seed: int, name: str) -> tup
     return samples.rows(torch.from_numpy(train)), samples.rows(torch.from_numpy(test))
 
 
-def summarised(runs: list[Tuned]) -> dict[str, Any]:
+def summarise(runs: list[Tuned]) -> dict[str, Any]:
     """Return mean and standard deviation of the figures over the runs, and the figures of every run."""
     last = {"auroc": [run.auroc[-1] for run in runs]} | {
         key: [getattr(run, key) for run in runs] for key in ("precision", "recall", "f1")

@@ -21,7 +21,7 @@ def area(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}"
 
 
-def stepped(value: float | None, step: float | None) -> str:
+def step_path(value: float | None, step: float | None) -> str:
     """Return an AUROC or a loss, with the step to whose multiples a site has rounded it, if one has."""
     return area(value) if value is None or step is None else f"{area(value)} in steps of {step:g}"
 
@@ -122,7 +122,7 @@ def selected_for(selection: str | None) -> str:
 
 
 FORMATS = (
-    *(area, stepped, hundredths, interval, count, size, duration, date_time, percent, setting, leaves),
+    *(area, step_path, hundredths, interval, count, size, duration, date_time, percent, setting, leaves),
     selected_for,
 )
 """The filters of a page's template."""

@@ -17,7 +17,7 @@ from typing import Literal
 
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import contained, open_regular
+from suture.core.files import open_regular, within_folder
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
 from suture.data.images import ARCHIVES, Images, ImageSource, best_column
@@ -172,7 +172,7 @@ class _Search:
 
     def _folder(self, folder: Path) -> None:
         """The files below a folder, and those of the archives in it."""
-        inside = contained(folder)
+        inside = within_folder(folder)
         unread: list[OSError] = []
         walked = list(os.walk(folder, onerror=unread.append))
         files = [Path(at, name) for at, _, names in walked for name in names]

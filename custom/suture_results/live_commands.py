@@ -19,10 +19,10 @@ def watch(
     ] = None,
 ) -> None:
     """Serve the live report of a run to browsers on this machine only; Ctrl-C ends it."""
-    from suture_results.watch import served, states
+    from suture_results.watch import serve, states
 
     try:
-        with served(run, port) as page:
+        with serve(run, port) as page:
             print_line(f"{page.url} shows {run}; Ctrl-C ends it")
             for line in states(run):
                 print_line(line)
@@ -31,13 +31,13 @@ def watch(
 
 
 @contextmanager
-def accompanied(folder: Path) -> Iterator[None]:
+def accompany(folder: Path) -> Iterator[None]:
     """Serve the page of a run while the block runs it; it never fails the run."""
-    from suture_results.watch import served
+    from suture_results.watch import serve
 
     with ExitStack() as stack:
         try:
-            print_line(f"watch it at {stack.enter_context(served(folder)).url}")
+            print_line(f"watch it at {stack.enter_context(serve(folder)).url}")
         except OSError as error:
             print_line(f"its page cannot be served: {error.strerror}", style="yellow")
         yield

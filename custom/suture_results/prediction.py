@@ -33,7 +33,7 @@ from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.documents import document_inputs, strange
 from suture.models.saved import load_model, load_spec, weights_digest
-from suture_results.decided_predictions import undecided
+from suture_results.decided_predictions import blank_decisions
 from suture_results.inputs import Input, Kind, find_inputs
 
 BATCH = 64
@@ -194,7 +194,7 @@ class Model:
         failed: dict[str, str] = {}
         order = sorted(range(len(found)), key=lambda row: found[row].at)
         done = 0
-        with closing(_converted([found[row] for row in order], partial(self._value, seen))) as values:
+        with closing(_convert([found[row] for row in order], partial(self._value, seen))) as values:
             results = zip(order, values, strict=True)
             while part := list(islice(results, size)):
                 read = {row: value for row, value in part if not isinstance(value, DataError)}
@@ -293,7 +293,7 @@ def predict_to_csv(
     bits: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
-    decided: Callable[[pd.DataFrame], pd.DataFrame] = undecided,
+    decided: Callable[[pd.DataFrame], pd.DataFrame] = blank_decisions,
 ) -> pd.DataFrame:
     """Write a CSV with the column ``image`` or ``document``, ``patient`` where the source names patients, one
     for each class, and `DIGEST`.
@@ -367,7 +367,7 @@ def _none_read(frame: pd.DataFrame) -> DataError:
     return DataError(f"none of the {len(failed)} {frame.index.name}s can be read; the first: {first}")
 
 
-def _converted(
+def _convert(
     found: Sequence[Input], value: Callable[[Input, bytes | DataError | None], _Value | DataError]
 ) -> Generator[_Value | DataError, None, None]:
     """Read and convert inputs on a few threads, in their order and a little ahead of their use.

@@ -21,7 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from suture.core.errors import SutureError, is_bug
-from suture.core.escaping import escaped
+from suture.core.escaping import escape_text
 from suture.core.files import atomic_write
 from suture.core.ontology import Relations
 from suture.data.batch import Augmentation
@@ -84,10 +84,10 @@ def configuration(run: Run) -> list[Settings]:
         ("Robust merge", run.robust, dict),
         ("Secure aggregation (experimental)", run.secure_aggregation, dict),
     ]
-    return [_parted(title, values, default) for title, values, default in parts if values]
+    return [_part(title, values, default) for title, values, default in parts if values]
 
 
-def _parted(title: str, values: Mapping[str, Any], default: Callable[[], Any]) -> Settings:
+def _part(title: str, values: Mapping[str, Any], default: Callable[[], Any]) -> Settings:
     try:
         usual = dict(leaves(json.loads(json.dumps(asdict(default())))))
     except (SutureError, TypeError, KeyError, ValueError):  # a method unknown here, or one without defaults
@@ -250,7 +250,7 @@ def _visible(value: Any) -> Any:
     """Return what a page shows: of text, control characters and those that turn the direction as escapes."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
-    return "".join(c if c == "\n" or unicodedata.category(c) == "Zs" else escaped(c) for c in value)
+    return "".join(c if c == "\n" or unicodedata.category(c) == "Zs" else escape_text(c) for c in value)
 
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:

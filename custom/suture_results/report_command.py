@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import RunFolder, console, print_line, stated
+from suture.cli.common import RunFolder, console, parse_number_map, print_line
 
 
 def show_run(folder: Path) -> None:
@@ -46,7 +46,7 @@ def report(
     """Render the report of a run again, and show its table."""
     from suture_results.report import write_report, write_report_with_examples
 
-    write_report(directory, stated(prevalence or ()))
+    write_report(directory, parse_number_map(prevalence or ()))
     show_run(directory)
     if examples:
         from suture_results.example_images import example_images

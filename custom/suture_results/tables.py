@@ -11,7 +11,7 @@ from rich.table import Table
 from suture.core.escaping import printable, rich
 from suture.protocol.messages import few
 from suture.protocol.records import Metrics, Note, Run
-from suture_results.formatting import DASH, FEW_NOTE, area, count, interval, stepped
+from suture_results.formatting import DASH, FEW_NOTE, area, count, interval, step_path
 from suture_results.sentences import sentence
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
@@ -136,10 +136,10 @@ def class_table(run: Run, metrics: Metrics) -> Table:
     for group in class_groups(run, metrics):
         _add(table, group)
     bounds = interval(metrics.mean_interval) if metrics.mean_interval else ""
-    mean = f"[bold]{stepped(metrics.mean_auroc, metrics.coarsest)}"
+    mean = f"[bold]{step_path(metrics.mean_auroc, metrics.coarsest)}"
     table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
     if metrics.loss is not None:
-        loss = stepped(metrics.loss, metrics.loss_step)
+        loss = step_path(metrics.loss, metrics.loss_step)
         table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{loss}", "", "")
     for name, value in overall(metrics).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
@@ -159,7 +159,7 @@ def _add(table: Table, group: Group) -> None:
 def _values(row: Row) -> tuple[str, str, str]:
     if row.auroc is None:
         return DASH, f"[dim]{_cell(row.reason)}", count(row.positives)
-    auroc = stepped(row.auroc, row.step) + " (few)" * row.few
+    auroc = step_path(row.auroc, row.step) + " (few)" * row.few
     return auroc, interval(row.interval), count(row.positives)
 
 

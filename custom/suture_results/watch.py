@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path, port: int | None = None) -> Iterator[LivePage]:
+def serve(folder: Path, port: int | None = None) -> Iterator[LivePage]:
     """Serve the page of a run, in a thread of this process, while the block runs.
 
     If a browser shows it when the block ends, it is served for `_LINGER` more, with the finished report.

@@ -32,7 +32,7 @@ def check_dataset(dataset: DataSet, values: Mapping[str, Any]) -> Table:
     assert np.array_equal(again.y, table.y, equal_nan=True), "labels: a second reading has others"
     _check_labels(dataset, config, table)
     absent = config.model_copy(update={"table": config.table.with_name("not-there.csv")})
-    _refused(dataset, absent, "not-there.csv", "a table that does not exist")
+    _expect_refusal(dataset, absent, "not-there.csv", "a table that does not exist")
     return table
 
 
@@ -82,10 +82,10 @@ def _check_labels(dataset: DataSet, config: DatasetConfig, table: Table) -> None
     same = chosen.restrict(table.labels).y[[rows[table.images[i]] for i in common]]
     assert np.array_equal(same, table.y[common], equal_nan=True), "labels: another order changes values"
     wrong = config.model_copy(update={"labels": ("no such finding",)})
-    _refused(dataset, wrong, "no such finding", "a class that the table does not have")
+    _expect_refusal(dataset, wrong, "no such finding", "a class that the table does not have")
 
 
-def _refused(dataset: DataSet, config: DatasetConfig, word: str, what: str) -> None:
+def _expect_refusal(dataset: DataSet, config: DatasetConfig, word: str, what: str) -> None:
     try:
         said = "; ".join(dataset.read(config).faults) or "nothing"
     except (SutureError, OSError) as error:

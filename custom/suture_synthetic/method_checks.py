@@ -46,7 +46,7 @@ from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, 
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, Transport, load, tensors_of, unpack
 from suture_synthetic.trial import SITES, Trial, least_rounds
-from suture_synthetic.variants import alternatives, changed, names, numbers, with_value, within
+from suture_synthetic.variants import alternatives, change_values, names, numbers, with_value, within
 
 SMALL = ModelSpec("cnn", size=16, weights="random")
 _RATE = 1e-2
@@ -93,7 +93,7 @@ class Subject:
 
 
 @lru_cache(maxsize=8)
-def begun(subject: Subject, label_type: LabelType) -> Trial:
+def begin(subject: Subject, label_type: LabelType) -> Trial:
     """A federation that stays in its first round."""
     return subject.trial(label_type)
 
@@ -101,11 +101,11 @@ def begun(subject: Subject, label_type: LabelType) -> Trial:
 @lru_cache(maxsize=8)
 def first_update(subject: Subject, label_type: LabelType) -> Update:
     """Alpha's in that round."""
-    return begun(subject, label_type).update("alpha")
+    return begin(subject, label_type).update("alpha")
 
 
 @lru_cache(maxsize=8)
-def ended(subject: Subject, label_type: LabelType) -> Trial:
+def end(subject: Subject, label_type: LabelType) -> Trial:
     """A federation after all of its rounds."""
     trial = subject.trial(label_type, rounds=_ROUNDS)
     trial.run()
@@ -152,7 +152,7 @@ def check_method(
         ConfigError: `method` is no instance of a method, or there is no such hyperparameter or check.
     """
     subject = subject_of(method, model=model, variants=variants, exempt=exempt)
-    skipped = _known("check", skip, [check.__name__ for check in CHECKS])
+    skipped = _known_words("check", skip, [check.__name__ for check in CHECKS])
     return run_checks(subject, [check for check in CHECKS if check.__name__ not in skipped])
 
 
@@ -188,16 +188,16 @@ def subject_of(
     _check_instance(method)
     known = names(method)
     groups = {name[:i] for name in known for i, letter in enumerate(name) if letter == "."}
-    _known("hyperparameter in variants", variants or {}, known)
-    exempt = _known("hyperparameter in exempt", exempt, {*known, *groups})
+    _known_words("hyperparameter in variants", variants or {}, known)
+    exempt = _known_words("hyperparameter in exempt", exempt, {*known, *groups})
     # With a warm-up or a schedule, the learning rate of round 1 would not be `lr`.
     local = replace(method.local, final_lr=None, warmup_epochs=0)
     if not method.about.fixed_batches:
         steps = local.iterations and min(local.iterations, 3)
         local = replace(local, lr=_RATE, batch_size=8, iterations=steps)
     if isinstance(retrain := getattr(method, "retrain", None), Retraining):
-        method = changed(method, retrain=replace(retrain, rounds=1, batch_size=8))
-    return Subject(changed(method, local=local), model or SMALL, variants or {}, exempt)
+        method = change_values(method, retrain=replace(retrain, rounds=1, batch_size=8))
+    return Subject(change_values(method, local=local), model or SMALL, variants or {}, exempt)
 
 
 def _check_instance(method: Any) -> None:
@@ -218,7 +218,7 @@ def _check_instance(method: Any) -> None:
     check_declared(method.egress(Layout({}, {})), kind)
 
 
-def _known(kind: str, names: Collection[str], options: Collection[str]) -> tuple[str, ...]:
+def _known_words(kind: str, names: Collection[str], options: Collection[str]) -> tuple[str, ...]:
     """The names, each of them among `options`; a single one need not be in a list."""
     listed = (names,) if isinstance(names, str) else tuple(names)
     for name in listed:
@@ -235,7 +235,7 @@ def it_describes_itself(subject: Subject) -> None:
     method = subject.method
     for word in ("name", "title", "paper"):
         _ensure(bool(getattr(method.about, word)), f"it has no {word}")
-    for kind, name in _undeclared(type(method)):
+    for kind, name in _list_undeclared(type(method)):
         found = f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters"
         _ensure(False, found)
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
@@ -243,7 +243,7 @@ def it_describes_itself(subject: Subject) -> None:
     _ensure(again == method, f"written to a job file and read again it is {again}")
 
 
-def _undeclared(method: type[Method]) -> Iterator[tuple[type, str]]:
+def _list_undeclared(method: type[Method]) -> Iterator[tuple[type, str]]:
     """What a class that is not decorated annotates, or sets of its parents' fields; neither has an effect."""
     fields = {part.name for part in dataclasses.fields(method)}  # type: ignore[arg-type]
     for kind in method.__mro__:
@@ -342,39 +342,39 @@ def classes_are_known_by_name(subject: Subject) -> None:
     method, before = subject.method, _a_model(subject.method)
     forms = method.egress(layout_of(before, method)).forms("down", "server")
     updates = [_an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C")))]
-    other = replace(before, labels=LABELS[::-1], **_turned(forms, head=before.head, channels=before.channels))
+    other = replace(before, labels=LABELS[::-1], **_rotate(forms, head=before.head, channels=before.channels))
     one, two = (method.aggregate(model, updates, FIRST) for model in (before, other))
-    back = replace(two, **_turned(forms, head=two.head, channels=two.channels))
+    back = replace(two, **_rotate(forms, head=two.head, channels=two.channels))
     _alike(_all_tensors(one), _all_tensors(back), "aggregation")
     if method.labels.view == "target":
         return
     with suppress(SutureError, ValidationError):  # Adam makes steps even of what is rounding
-        method = changed(method, local=replace(method.local, optimiser="sgd", momentum=0.0))
+        method = change_values(method, local=replace(method.local, optimiser="sgd", momentum=0.0))
     for label_type in subject.label_types:
-        trial = begun(subject, label_type)
+        trial = begin(subject, label_type)
         for phase in method.phases(least_rounds(method) + 1):
-            a, b = (_sent(trial, method, phase, turned) for turned in (False, True))
+            a, b = (_narrow(trial, method, phase, turned) for turned in (False, True))
             _alike(a, b, f"{label_type}, {phase.name}")
 
 
-def _sent(trial: Trial, method: Method, phase: Phase, turned: bool) -> dict[str, Tensor]:
+def _narrow(trial: Trial, method: Method, phase: Phase, turned: bool) -> dict[str, Tensor]:
     """What a site sends in the first round of a phase; `turned`: where it received its classes reversed."""
     payload = trial.payload("gamma")
     egress = method.egress(method.sharing.layout(trial.context("gamma", payload).model))
     if turned:
         _, once = split_state(payload.fixed)
         tensors = {"head": payload.head, "once": once, "channels": payload.channels}
-        new = _turned(egress.forms("down", "facts"), **tensors)
+        new = _rotate(egress.forms("down", "facts"), **tensors)
         fixed = {**payload.fixed, **new.pop("once")}
         payload = replace(payload, labels=payload.labels[::-1], fixed=fixed, **new)
-    update, _ = _trained(trial, method, "gamma", payload, RoundContext(1, phase, 1))
+    update, _ = _train(trial, method, "gamma", payload, RoundContext(1, phase, 1))
     found = {**update.head, **update.channels, "class_weights": update.class_weights}
     if turned:
-        found = _turned(egress.forms("up"), found=found)["found"]
+        found = _rotate(egress.forms("up"), found=found)["found"]
     return {**update.shared, **found}
 
 
-def _trained(
+def _train(
     trial: Trial, method: Method, site: str, payload: TaskData, ctx: RoundContext, state: Packed = _NEW
 ) -> tuple[Update, dict[str, Tensor]]:
     """What a site sends and stores after local training, outside of a federation."""
@@ -382,7 +382,7 @@ def _trained(
     return method.train(context, payload, local_round(method, context, state, ctx))
 
 
-def _turned(forms: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, Any]:
+def _rotate(forms: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, Any]:
     """Tensors with every axis of classes reversed: those of their form, or else the first."""
 
     def axes(name: str) -> list[int]:
@@ -446,9 +446,9 @@ def _alike_at_a_site(one: Update, two: Update) -> bool:
 def federations_run_and_repeat(subject: Subject, repeated: Collection[LabelType] | None = None) -> None:
     """Whole federations end, twice with the same bytes; a site is sent only the classes and rows declared."""
     for label_type in subject.label_types:
-        one = ended(subject, label_type)
+        one = end(subject, label_type)
         if repeated is None or label_type in repeated:  # a test may do with fewer
-            with ended.__wrapped__(subject, label_type) as two:
+            with end.__wrapped__(subject, label_type) as two:
                 same = _same(*(_all_tensors(trial.server.model) for trial in (one, two)))
             _ensure(same, f"{label_type}: a second run gives different bytes")
         for site, labels in one.seen.items():
@@ -463,7 +463,7 @@ def federations_run_and_repeat(subject: Subject, repeated: Collection[LabelType]
 def training_lowers_the_loss(subject: Subject) -> None:
     """Over three rounds the validation loss falls, or that of the query halves where sites send gradients."""
     for label_type in subject.label_types:
-        trial = ended(subject, label_type)
+        trial = end(subject, label_type)
         lines = trial.history()[:_ROUNDS]
         rounds = [line["round"] for line in lines]
         _ensure(rounds == [1, 2, 3], f"{label_type}: the history has the rounds {rounds} of 1 to 3")
@@ -493,7 +493,9 @@ def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> 
 def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     """A site that sets its learning rate sends what it would send were that the job's."""
     own = _RATE / 8
-    slower = replace(subject, method=changed(subject.method, local=replace(subject.method.local, lr=own)))
+    slower = replace(
+        subject, method=change_values(subject.method, local=replace(subject.method.local, lr=own))
+    )
     label_type = subject.label_types[0]
     with subject.trial(label_type, rates={"alpha": own}) as site, slower.trial(label_type) as job:
         found, expected = site.update("alpha"), job.update("alpha")
@@ -507,7 +509,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
     """In its phase the backbone rests, and the head moves."""
     try:
         local = replace(subject.method.local, warmup_epochs=2, warmup_lr=_RATE)
-        method = changed(subject.method, local=local)
+        method = change_values(subject.method, local=local)
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
     with replace(subject, method=method).trial(subject.label_types[0], rounds=2) as trial:
@@ -525,8 +527,8 @@ def optimiser_state_carries_over(subject: Subject) -> None:
     local, method = subject.method.local, subject.method
     if method.about.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
-    trial = begun(subject, subject.label_types[0])
-    train = partial(_trained, trial, method, "alpha", trial.payload("alpha"))
+    trial = begin(subject, subject.label_types[0])
+    train = partial(_train, trial, method, "alpha", trial.payload("alpha"))
     first, second = (RoundContext(number, Phase("main", 2), 1) for number in (1, 2))
     _, state = train(first)
     _ensure(bool(state), "it returns no optimiser state")
@@ -539,7 +541,7 @@ def optimiser_state_carries_over(subject: Subject) -> None:
 def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
     """As after a crash: a site that is asked again for a round that was never committed answers alike."""
     for label_type in subject.label_types:
-        one, two = first_update(subject, label_type), begun(subject, label_type).update("alpha")
+        one, two = first_update(subject, label_type), begin(subject, label_type).update("alpha")
         _ensure(_equal(one, two), f"{label_type}: a repeated round gives another update")
 
 
@@ -650,11 +652,11 @@ def _an_update(
         for name, form in egress.forms("up").items()
     }
     ranges = {**egress.scalars, **egress.losses}
-    scalars = {name: _drawn(low, high, g) for name, (low, high) in ranges.items()}
+    scalars = {name: _draw(low, high, g) for name, (low, high) in ranges.items()}
     return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors, scalars=scalars)
 
 
-def _drawn(low: float, high: float, g: torch.Generator) -> float:
+def _draw(low: float, high: float, g: torch.Generator) -> float:
     """A number of a range, of its lowest ten where it is wider."""
     low = max(low, min(high, 0.0) - 10)
     return low + min(high - low, 10.0) * float(torch.rand((), generator=g))
@@ -700,12 +702,12 @@ def _at_a_site(subject: Subject, label_type: LabelType) -> str:
     """Two rounds of each phase at a site that receives what it has sent, in one line: most shows there."""
     method, found = subject.method, list[Any]()
     with suppress(Exception):  # the whole federation shows it
-        payload = (trial := begun(subject, label_type)).payload("gamma")
+        payload = (trial := begin(subject, label_type)).payload("gamma")
         for phase in method.phases(least_rounds(method) + 1):
             state = _NEW
             for number in (1, 2)[: phase.rounds]:
                 ctx = RoundContext(number, phase, 1, number)
-                update, kept = _trained(trial, method, "gamma", payload, ctx, state)
+                update, kept = _train(trial, method, "gamma", payload, ctx, state)
                 found.append((_sums(tensors_of(update)), update.weight, update.train_loss, update.scalars))
                 state = Packed(kept, {"phase": phase.name})
                 if update.kind == "weights":
@@ -717,7 +719,7 @@ def _at_a_site(subject: Subject, label_type: LabelType) -> str:
 def _effect(subject: Subject, label_type: LabelType) -> str:
     """All that a federation leaves, in one line."""
     try:
-        trial = ended(subject, label_type)
+        trial = end(subject, label_type)
     except SutureError as error:
         return f"{type(error).__name__}: {error}"
     sites = [site for line in trial.history() for site in line["sites"].values()]

@@ -45,10 +45,10 @@ def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Pat
     missing = [name for name in every if not _is_there(folder / name, spec, seed)]
     orders = {name: _orders(every[name], spec, seed) for name in missing}
     with drawing([order for own in orders.values() for order in own]) as parts:
-        drawn = ((name, _joined(islice(parts, len(own)))) for name, own in orders.items())
+        drawn = ((name, _join(islice(parts, len(own)))) for name, own in orders.items())
         # Compression and the disk leave a core to the next hospital's drawing.
         for name, part in prefetch(drawn, 1):
-            _write(folder / name, part, *_annotated(every[name], spec), spec, seed)
+            _write(folder / name, part, *_annotate(every[name], spec), spec, seed)
     return {name: folder / name / "labels.csv" for name in every}
 
 
@@ -64,12 +64,12 @@ def _orders(hospital: Hospital | None, spec: PhantomSpec, seed: int) -> list[Ord
     return [order(each, spec.held_out // len(HOSPITALS), "held out") for each in HOSPITALS]
 
 
-def _joined(parts: Iterable[Part]) -> Part:
+def _join(parts: Iterable[Part]) -> Part:
     images, y, patients = zip(*parts, strict=True)
     return np.concatenate(images), np.concatenate(y), tuple(chain(*patients))
 
 
-def _annotated(hospital: Hospital | None, spec: PhantomSpec) -> tuple[LabelSet, tuple[float, float, float]]:
+def _annotate(hospital: Hospital | None, spec: PhantomSpec) -> tuple[LabelSet, tuple[float, float, float]]:
     """Return what a hospital, or the server, annotates, and the shares of its splits."""
     if hospital is None:
         return LabelSet(FINDINGS), (0.0, 0.3, 0.7)

@@ -197,10 +197,10 @@ def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
         yield (order.draw() for order in orders)
         return
     with python_child("suture_synthetic.phantom_scans", stdin=subprocess.PIPE) as other:
-        yield _drawn(orders, other)
+        yield _draw(orders, other)
 
 
-def _drawn(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[Part]:
+def _draw(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[Part]:
     assert other.stdin is not None
     assert other.stdout is not None
     with suppress(BrokenPipeError), other.stdin:  # its end is told below

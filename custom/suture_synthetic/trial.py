@@ -37,7 +37,7 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed, Transport, received, restored, unpack
+from suture.protocol.packing import Packed, Transport, restore_task, restore_update, unpack
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
@@ -122,11 +122,11 @@ class Trial:
         update = unpack(answer.packed)
         if not isinstance(update, Update) or not answer.allowed:
             raise AssertionError(f"{self.label_type}: {site} sent no update: {update}")
-        return restored(update, self.payload(site), answer.allowed.egress, self.plan.transport)
+        return restore_update(update, self.payload(site), answer.allowed.egress, self.plan.transport)
 
     def _received(self, site: str, payload: TaskData) -> TaskData:
         layout = self.plan.method.sharing.layout(self.sites[site].trainer.model(payload.labels))
-        return received(payload, layout, self.plan.transport)
+        return restore_task(payload, layout, self.plan.transport)
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""

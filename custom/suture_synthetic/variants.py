@@ -86,6 +86,6 @@ def with_value(method: Method, name: str, new: Any) -> Method | None:
     return other
 
 
-def changed(value: Any, **changes: Any) -> Any:
+def change_values(value: Any, **changes: Any) -> Any:
     """A validated copy of a dataclass."""
     return dataclasses.replace(value, **changes)

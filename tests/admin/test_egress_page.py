@@ -14,7 +14,7 @@ from suture.cli import app
 from suture.methods import METHODS
 from suture.models.classifier import Layout
 from suture.protocol.decisions import CELLS
-from suture.protocol.egress import declared
+from suture.protocol.egress import list_declared
 from suture.protocol.messages import KEYS, Reason, Reply
 from suture_admin.egress_page import _MEANT, page
 
@@ -86,6 +86,6 @@ def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
         assert f"| {loss} | a number in [{low:g}, {high:g}]; withheld below `min_loss` samples |" in section
     assert ("| counts |" in section) == bool(egress.counts)
     assert ("| prior |" in section) == (method.sharing.prior is not None)
-    reasons = {row["field"]: row["why"] for row in declared(egress)}
+    reasons = {row["field"]: row["why"] for row in list_declared(egress)}
     assert ("| shared |" in section) == ("shared" in reasons)
     assert ("| head |" in section) == ("head" in reasons and method.sharing.share is None)

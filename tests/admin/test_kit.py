@@ -9,7 +9,7 @@ from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError
 from suture.flare.kit import admin_kit, kits_in, project_admin, read_kit
-from suture_admin.session import connected
+from suture_admin.session import connect
 
 
 @pytest.mark.parametrize("role", ["server", "site", "admin"])
@@ -82,5 +82,5 @@ def test_an_expired_kit_is_one_line_with_the_date(
     dates: dict[str, int], says: str, make_kit: MakeKit
 ) -> None:
     kit = read_kit(make_kit("admin", "lead@trial.org", **dates))
-    with pytest.raises(ConfigError, match=says), connected(kit):
+    with pytest.raises(ConfigError, match=says), connect(kit):
         pass

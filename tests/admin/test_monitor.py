@@ -54,7 +54,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_: KIT)
 
     def ask(federation: Federation, *job: str, **options: bool) -> tuple[int, str]:
-        monkeypatch.setattr("suture_admin.session.connected", lambda _: nullcontext(federation))
+        monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(federation))
         try:
             status(*job, **options)
         except typer.Exit as end:

@@ -23,9 +23,9 @@ from suture_admin.policy import (
     VALIDATOR,
     allow_classes,
     allow_packages,
-    allowed,
     bypasses,
     code_rights,
+    is_allowed,
     keep_logs,
     missing_classes,
     refuse_code,
@@ -72,7 +72,7 @@ def test_the_list_names_what_a_job_names(make_kit: MakeKit) -> None:
     ],
 )
 def test_entries_are_paths_or_prefixes_at_a_dot(entries: list[str], yes: bool) -> None:
-    assert allowed("suture.flare.executor.SiteExecutor", entries) is yes
+    assert is_allowed("suture.flare.executor.SiteExecutor", entries) is yes
 
 
 @pytest.mark.parametrize("role", ["server", "site"])
@@ -132,7 +132,7 @@ def test_our_rule_is_flares(entries: list[str]) -> None:
     name = "suture.flare.executor.EgressFilter"
     listed = Flare._normalize_allow_list(entries)
     theirs = "*" in listed or any(Flare._path_matches_prefix(name, entry) for entry in listed)
-    assert allowed(name, entries) == theirs
+    assert is_allowed(name, entries) == theirs
 
 
 def test_refusing_code_leaves_every_other_right(make_kit: MakeKit) -> None:

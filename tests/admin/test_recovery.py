@@ -65,7 +65,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
         def connected(kit: object) -> Iterator[Server]:
             yield server
 
-        monkeypatch.setattr("suture_admin.session.connected", connected)
+        monkeypatch.setattr("suture_admin.session.connect", connected)
         for name in ("_POLL", "_WAIT_FOR_END"):
             monkeypatch.setattr(recovery, name, 0.01)
         return server

@@ -238,7 +238,7 @@ def test_a_job_asks_the_connected_sites_of_its_study(
                 raise FederationError(f"sites {', '.join(strangers)} {ends} not enrolled in study 's'")
             return "runs"
 
-    monkeypatch.setattr("suture_admin.session.connected", lambda _: nullcontext(Server()))
+    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(Server()))
     with nullcontext() if "runs" in asked else pytest.raises(FederationError, match="'b'"):
         jobs.append(submit(load_job("demo"), "prod", KIT, tmp_path / "r", "demo-1", Submission([*named])))
     assert jobs == asked
@@ -309,7 +309,7 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
         def recent(self, job_id: str) -> dict[str, Any]:
             return {"first": 0, "events": events}
 
-    monkeypatch.setattr("suture_admin.session.connected", lambda _: nullcontext(Federation()))
+    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(Federation()))
     monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_, **__: KIT)
     status(None, None)
     status("j", None)
@@ -333,7 +333,7 @@ def test_status_says_why_a_job_ended(
     remote = Remote(workspace, meta)
     if not readable:
         monkeypatch.setattr(remote, "download", refuse)
-    monkeypatch.setattr("suture_admin.session.connected", lambda _: nullcontext(remote))
+    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(remote))
     monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_, **__: KIT)
     status("j")
     said = " ".join(capsys.readouterr().out.split())

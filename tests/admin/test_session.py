@@ -14,7 +14,7 @@ from nvflare.fuel.flare_api.api_spec import AuthenticationError
 from suture.core.errors import ConfigError
 from suture.flare.kit import Kit, options_of
 from suture_admin import session
-from suture_admin.session import NoAnswer, connected, wait_for_sites
+from suture_admin.session import NoAnswer, connect, wait_for_sites
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kit:
 
 
 def test_a_server_without_a_callback_for_a_login_does_not_answer_yet(starting: Kit) -> None:
-    with pytest.raises(NoAnswer, match="does not answer"), connected(starting):
+    with pytest.raises(NoAnswer, match="does not answer"), connect(starting):
         pass
 
 
@@ -49,7 +49,7 @@ def test_a_user_acts_in_the_study_of_their_kit(starting: Kit, monkeypatch: pytes
 
     monkeypatch.setattr(session, "Session", note)
     for kit in (starting, replace(starting, study="lung")):
-        with connected(kit):
+        with connect(kit):
             pass
     assert studies == ["default", "lung"]
     assert options_of(starting) == ["--startup-kit", str(starting.folder)]
@@ -66,7 +66,7 @@ def test_a_study_that_the_server_does_not_know_is_named(
         raise refusal
 
     monkeypatch.setattr(session, "Session", refuse)
-    with pytest.raises(ConfigError, match=r"does not accept the kit .*study"), connected(starting):
+    with pytest.raises(ConfigError, match=r"does not accept the kit .*study"), connect(starting):
         pass
 
 
@@ -76,7 +76,7 @@ def test_an_interrupted_login_leaves_no_thread_of_flare(
     made = Mock()
     made.try_connect.side_effect = KeyboardInterrupt
     monkeypatch.setattr(session, "Session", lambda *_, **__: made)
-    with pytest.raises(KeyboardInterrupt), connected(starting):
+    with pytest.raises(KeyboardInterrupt), connect(starting):
         pass
     made.api.close.assert_called_once_with()
     made.api.cell.core_cell.communicator.stop.assert_called_once_with()

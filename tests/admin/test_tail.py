@@ -107,7 +107,7 @@ def test_a_run_that_is_followed_for_a_day_writes_few_lines_into_the_servers_audi
     server = Polled(clock, 86_400 if rate < 1 else 7_200, rate)
     moved = {"monotonic": lambda: clock[0], "sleep": lambda s: clock.__setitem__(0, clock[0] + s)}
     own_clock(monkeypatch, "suture_admin.remote", **moved)
-    monkeypatch.setattr("suture_admin.session.connected", lambda _: nullcontext(server))
+    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(server))
     monkeypatch.setattr(remote, "following", lambda *_: nullcontext())
     monkeypatch.setattr(remote, "download", lambda *_: None)
     gaps: list[int] = []

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from suture.cli.app import app
-from suture.cli.common import guarded, literal
+from suture.cli.common import guard, literal
 from suture.cli.run import export
 
 
@@ -30,7 +30,7 @@ def suture(*words: str) -> subprocess.CompletedProcess[str]:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with patch("sys.argv", ["suture", *words]), redirect_stdout(out), redirect_stderr(err):
         try:
-            guarded(partial(literal(app), prog_name="suture"))
+            guard(partial(literal(app), prog_name="suture"))
         except SystemExit as end:
             code = int(end.code or 0)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

@@ -14,7 +14,7 @@ import pytest
 from example_run import diagnostic_records, history_records, metrics_record, run_record, write_run
 from small_job import SMALL
 from suture.cli import app
-from suture.cli.common import guarded
+from suture.cli.common import guard
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError
 from suture.execution.run import begin_here, check_folder
@@ -45,7 +45,7 @@ def suture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(sys, "argv", ["suture", *map(str, words)])
         code = 0
         try:
-            guarded(app)
+            guard(app)
         except SystemExit as end:
             code = int(end.code or 0)
         said = capsys.readouterr()

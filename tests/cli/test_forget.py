@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from suture.cli import app
-from suture.cli.common import guarded
+from suture.cli.common import guard
 from suture.models.saved import load_model
 
 pytestmark = pytest.mark.complete
@@ -30,7 +30,7 @@ def suture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         monkeypatch.setattr("sys.argv", ["suture", *map(str, words)])
         code = 0
         try:
-            guarded(app)
+            guard(app)
         except SystemExit as end:
             code = int(end.code or 0)
         said = capsys.readouterr()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from suture.cli.app import app
-from suture.cli.common import guarded, literal
+from suture.cli.common import guard, literal
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Run a command that fails as `suture` does; return its one line."""
     with pytest.raises(SystemExit) as ended:
-        guarded(lambda: literal(app)(list(words)))
+        guard(lambda: literal(app)(list(words)))
     printed = capsys.readouterr()
     assert ended.value.code in (1, 2)
     (line,) = printed.err.splitlines()
@@ -65,7 +65,7 @@ def test_an_error_of_the_system_in_any_command(number: int, capsys: pytest.Captu
         raise OSError(number, os.strerror(number), "/data/out.csv")
 
     with pytest.raises(SystemExit) as ended:
-        guarded(fails)
+        guard(fails)
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: /data/out.csv: {os.strerror(number)}; ")
@@ -103,4 +103,4 @@ def test_an_error_that_is_no_place_keeps_its_traceback() -> None:
         raise ConnectionResetError(errno.ECONNRESET, "a bug")
 
     with pytest.raises(ConnectionResetError):
-        guarded(fails)
+        guard(fails)

@@ -25,7 +25,7 @@ from suture.core.ontology import (
     study_atlas,
     write_excerpt,
 )
-from suture.core.vocabulary import AREAS, CANONICAL, ENTRIES, SYNONYMS, groups, listed, rows
+from suture.core.vocabulary import AREAS, CANONICAL, ENTRIES, SYNONYMS, groups, read_word_list, rows
 
 ON = datetime.date(2026, 11, 25)
 
@@ -61,7 +61,7 @@ def test_chest_findings_of_nih_have_names_in_five_languages() -> None:
         "Pneumonia": {"pt"},
         "Pneumothorax": {"de", "fr"},
     }
-    for name in listed("nih14"):
+    for name in read_word_list("nih14"):
         assert {"es", "de", "fr", "pt"} - spoken.get(name, set()) - same.get(name, set()) == set(), name
 
 
@@ -101,10 +101,10 @@ def test_the_lists_are_those_of_the_readers() -> None:
     from suture_papers.skin_lesions.isic import LABELS as ISIC
 
     for source, labels in {"isic2018": ISIC, "hyperkvasir": KVASIR, "chexpert": chexpert.LABELS}.items():
-        assert {*listed(source)} == {*labels} | ({"No Finding"} & {*listed(source)}), source
-    assert {*listed("nih14")} == {*nih.LABELS}
-    assert listed("mimic") == listed("brax") == listed("chexpert")
-    assert len(listed("cxr-lt")) == 26
+        assert {*read_word_list(source)} == {*labels} | ({"No Finding"} & {*read_word_list(source)}), source
+    assert {*read_word_list("nih14")} == {*nih.LABELS}
+    assert read_word_list("mimic") == read_word_list("brax") == read_word_list("chexpert")
+    assert len(read_word_list("cxr-lt")) == 26
 
 
 def test_what_the_chest_says() -> None:
@@ -213,7 +213,7 @@ def test_a_missing_file_names_the_areas(tmp_path: Path) -> None:
 
 def test_the_lists_of_published_data_sets_are_label_sets() -> None:
     for row in rows("sources"):
-        if names := listed(row["source"]):
+        if names := read_word_list(row["source"]):
             assert LabelSet.of(names).names == names
 
 

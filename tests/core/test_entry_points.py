@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from suture.cli.common import command_of
-from suture.core.entry_points import registered
+from suture.core.entry_points import find_foreign
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.execution.catalogue import rows
@@ -96,14 +96,14 @@ def test_a_catalogue_of_another_kind_is_a_line_of_the_list() -> None:
 
 def test_a_package_is_known_once_it_is_installed_and_no_longer_once_it_is_removed(tmp_path: Path) -> None:
     """As in a notebook: the process that has looked before goes on."""
-    assert "later" not in registered("suture.methods")
+    assert "later" not in find_foreign("suture.methods")
     info = tmp_path / "later-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: later\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[suture.methods]\nlater = other_things:NUMBER\n")
-    assert "later" in registered("suture.methods")
+    assert "later" in find_foreign("suture.methods")
     shutil.rmtree(info)
-    assert "later" not in registered("suture.methods")
+    assert "later" not in find_foreign("suture.methods")
 
 
 def test_a_folder_that_is_not_there_or_cannot_be_read_is_passed_over(
@@ -112,4 +112,4 @@ def test_a_folder_that_is_not_there_or_cannot_be_read_is_passed_over(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.syspath_prepend(tmp_path / "nowhere")
     monkeypatch.syspath_prepend(tmp_path / "file" / "below")
-    assert "theirs" in registered("suture.methods")
+    assert "theirs" in find_foreign("suture.methods")

@@ -18,12 +18,12 @@ from suture.core.errors import ConfigError, DiskError, SutureError
 from suture.core.files import (
     append_line,
     atomic_write,
-    contained,
     hold,
     make_folder,
     named_file,
     remove_leftovers,
     whole_lines,
+    within_folder,
     write_json,
     writing,
 )
@@ -174,7 +174,7 @@ def test_a_folder_contains_what_lies_in_it_after_all_links(tmp_path: Path) -> No
     (tmp_path / "data/out").symlink_to("../data2/b")
     (tmp_path / "data/in").symlink_to("a")
     (tmp_path / "data/ward").symlink_to("../data2")
-    inside = contained(tmp_path / "root")
+    inside = within_folder(tmp_path / "root")
     assert [inside(tmp_path / "root" / name) for name in ("a", "in", "none")] == [True] * 3
     assert [inside(tmp_path / "root" / name) for name in ("out", "ward/b", "..", "../data2/b")] == [False] * 4
     assert inside(tmp_path / "data" / "a")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suture.core.errors import ConfigError, DataError, as_word, shown
+from suture.core.errors import ConfigError, DataError, as_word, show_value
 from suture.core.files import (
     DEEPEST,
     LARGEST_FILE,
@@ -131,10 +131,10 @@ def test_values_of_no_table_are_a_configuration_error(values: object) -> None:
 
 
 def test_a_message_shows_any_value_shortly() -> None:
-    assert shown("a\x00\ud800") == "'a\\x00\\ud800'"
+    assert show_value("a\x00\ud800") == "'a\\x00\\ud800'"
     assert as_word("a\nb") == "a\\nb"
     for value in (nested(20_000), "x" * 10**6, 10**5_000, list(range(10**5)), {"x" * 10**5: 1}):
-        assert len(shown(value)) < 500
+        assert len(show_value(value)) < 500
 
 
 def test_the_lines_of_a_long_run_have_no_bound_together(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lesions import ROWS, table, together
 from suture.core.errors import DataError
-from suture.data.split import classes, crossed, divided, in_turn, stratified
+from suture.data.split import classes, cross_strata, divide, in_turn, stratify
 from suture.data.table import SPLITS
 
 
@@ -21,7 +21,7 @@ def test_the_class_of_a_row() -> None:
 
 
 def test_codings_are_crossed() -> None:
-    codes = crossed(["b", "a", "b", "a"], np.array([1, 1, 0, 1]))
+    codes = cross_strata(["b", "a", "b", "a"], np.array([1, 1, 0, 1]))
     assert codes.tolist() == [2, 0, 1, 0]
 
 
@@ -40,7 +40,7 @@ def test_codings_are_crossed() -> None:
     ],
 )
 def test_a_class_is_cut_by_largest_remainders(n: int, shares: tuple[float, ...], expected: list[int]) -> None:
-    part = stratified(np.zeros(n, dtype=np.intp), shares, seed=1)
+    part = stratify(np.zeros(n, dtype=np.intp), shares, seed=1)
     assert np.bincount(part, minlength=len(shares)).tolist() == expected
 
 
@@ -50,7 +50,7 @@ def test_every_class_is_in_training_and_no_lesion_is_torn(
     rows: list[tuple[int, int]], seed: int, random: object
 ) -> None:
     whole = table(rows)
-    split = divided(whole, (0.7, 0.1, 0.2), seed)
+    split = divide(whole, (0.7, 0.1, 0.2), seed)
     assert together(whole.patients, np.array(split))
     # A lesion counts for the first of its classes, and each of these trains.
     first = {lesion: min(k % 4 for other, k in rows if other == lesion) for lesion, _ in rows}
@@ -63,7 +63,7 @@ def test_every_class_is_in_training_and_no_lesion_is_torn(
 
     random.shuffle(rows)  # type: ignore[attr-defined]
     again = table(rows)
-    assert dict(zip(again.patients, divided(again, (0.7, 0.1, 0.2), seed), strict=True)) == of
+    assert dict(zip(again.patients, divide(again, (0.7, 0.1, 0.2), seed), strict=True)) == of
 
 
 @given(ROWS, st.integers(1, 6), st.integers(0, 5))
@@ -82,4 +82,4 @@ def test_parts_assigned_in_turn_are_alike_and_no_lesion_is_torn(
 
 def test_shares_add_up() -> None:
     with pytest.raises(DataError, match="at least 0 and add up to 1"):
-        stratified(np.zeros(3, dtype=np.intp), (0.5, 0.6), seed=0)
+        stratify(np.zeros(3, dtype=np.intp), (0.5, 0.6), seed=0)

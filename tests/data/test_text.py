@@ -18,7 +18,7 @@ from suture.data.text import (
     Vocabulary,
     build_vocabulary,
     clinical_vocabulary,
-    counted,
+    count_words,
     coverage,
     read_vocabulary,
     tokenise,
@@ -106,7 +106,7 @@ def test_words_by_appearance_and_by_frequency() -> None:
     assert build_vocabulary(texts).words == ("c", "b", "a", "d")
     assert build_vocabulary(texts, order="frequency").words == ("a", "b", "c", "d")
     assert build_vocabulary(texts, 2, "frequency").words == ("a", "b")
-    assert coverage({"a", "b"}.__contains__, counted([*texts, ". , ?"])) == pytest.approx(5 / 7)
+    assert coverage({"a", "b"}.__contains__, count_words([*texts, ". , ?"])) == pytest.approx(5 / 7)
     with pytest.raises(ConfigError, match="empty"):
         build_vocabulary(texts, 9)
 

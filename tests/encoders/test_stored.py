@@ -18,7 +18,7 @@ from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
 from suture.models.saved import load_model, load_spec, save_model
-from suture_encoders.transformers_folder import resampled
+from suture_encoders.transformers_folder import resample
 
 LABELS = LabelSet(("Edema", "Mass"))
 SMALL = {
@@ -112,12 +112,12 @@ def test_positions_of_another_size_are_those_of_transformers(kind: str, tmp_path
 
 def test_positions_are_interpolated_between_squares_alone() -> None:
     table = torch.arange(17.0 * 3).reshape(1, 17, 3)
-    assert resampled(table, 17) is table
-    assert resampled(table, 12) is table
-    larger = resampled(table, 65)
+    assert resample(table, 17) is table
+    assert resample(table, 12) is table
+    larger = resample(table, 65)
     assert larger.shape == (1, 65, 3)
     assert torch.equal(larger[:, 0], table[:, 0])
-    assert resampled(torch.ones(1, 17, 3), 5).allclose(torch.ones(1, 5, 3))
+    assert resample(torch.ones(1, 17, 3), 5).allclose(torch.ones(1, 5, 3))
 
 
 def test_the_encoder_of_a_classifier_and_an_older_file_are_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from suture.cli import app
 from suture.cli.app import documented
 from suture.core.errors import ConfigError
 from suture.execution import catalogue
-from suture.execution.catalogue import check_names, from_registries, rows, stored
+from suture.execution.catalogue import check_names, from_registries, read_stored, rows
 from suture.methods import METHODS
 from suture.methods.base import Question
 from suture_papers.tables import loading
@@ -21,7 +21,7 @@ from suture_papers.tables import loading
 
 def test_the_stored_descriptions_are_those_of_the_registries() -> None:
     """In their order, too: the first model of a list is the one to begin with."""
-    found, kept = from_registries(), stored()
+    found, kept = from_registries(), read_stored()
     assert found == kept, "generate it again: python benchmarks/reference.py"
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
 
@@ -94,6 +94,6 @@ def test_a_kind_is_listed_alone_and_a_slip_is_named() -> None:
 
 
 def test_the_cost_of_every_federated_method_was_measured() -> None:
-    entries = stored()["method"]
+    entries = read_stored()["method"]
     unmeasured = {name for name, entry in entries.items() if entry["cost"] is None}
     assert unmeasured == {name for name in entries if METHODS[name].about.local_only}

@@ -15,7 +15,7 @@ from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.execution.job import Job, load_job, with_settings
 from suture.execution.run import run_job
-from suture.federation.plan import needed
+from suture.federation.plan import needed_sites
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
@@ -102,4 +102,4 @@ def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedmas_ham10000", "fedmas_hyperkvasir", "fedmas_isic", "fedmas_tones"])
 def test_half_of_the_sites_are_enough_for_fed_mas(name: str) -> None:
     schedule = load_job(name).schedule()
-    assert [needed(schedule.min_sites, n) for n in (1, 4, 6, 8)] == [1, 2, 3, 4]
+    assert [needed_sites(schedule.min_sites, n) for n in (1, 4, 6, 8)] == [1, 2, 3, 4]

@@ -83,13 +83,13 @@ def test_models_that_stay_at_the_sites_are_measured_on_the_servers_images(nih: P
 
 
 def test_pooled_patients_and_labels_stay_apart(tmp_path: Path) -> None:
-    from suture.learning.samples import load_samples, pooled
+    from suture.learning.samples import load_samples, pool
     from suture.models import ModelSpec
 
     PhantomSites(images=30, held_out=30).prepare(tmp_path, tmp_path, 1, METHODS["central"]())
     names, spec = ("harbor", "lakeside", "northfield"), ModelSpec("cnn", size=16)
     parts = {n: load_samples(load_site_config(tmp_path / n / "suture.toml"), spec, n) for n in names}
-    labels, samples = pooled(parts)
+    labels, samples = pool(parts)
     assert labels.names == tuple(sorted(union(own for own, _ in parts.values()).names))
     train = samples["train"]
     assert len(train) == sum(len(own["train"]) for _, own in parts.values())

@@ -26,7 +26,7 @@ from suture.flare.kit import Kit, project_admin
 from suture_admin.poc import parties, prepare, project_of, project_template, provision
 from suture_admin.processes import parties_of, start, stop
 from suture_admin.remote import Submission, submit
-from suture_admin.session import connected, wait_for_sites
+from suture_admin.session import connect, wait_for_sites
 
 PROXIED = "northfield"
 """The site that reaches the server through a proxy."""
@@ -130,7 +130,7 @@ class Poc:
 
     def status(self, job_id: str) -> str:
         """FLARE's status of a job."""
-        with connected(self.admin) as federation:
+        with connect(self.admin) as federation:
             return str(federation.meta(job_id).get("status"))
 
     def finished(self, experiment: str, seconds: float = 300) -> None:

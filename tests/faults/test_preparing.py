@@ -102,7 +102,7 @@ def test_each_way_goes_on_after_a_kill_at_any_step_of_preparing(way: str, tmp_pa
 def test_a_run_that_another_process_prepares_is_in_use_and_not_called_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running.locked(tmp_path / "r"):
+    with running.lock(tmp_path / "r"):
         (tmp_path / "r" / ".preparing").touch()
         with pytest.raises(ConfigError, match="another run is using"):
             running.run_job(JOB, out=tmp_path / "r")

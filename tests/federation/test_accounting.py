@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, composed, epsilon, multiplier_for
+from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, compose, epsilon, multiplier_for
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -18,7 +18,7 @@ def test_a_history_has_the_epsilon_of_opacus_and_the_looser_bound(seed: int) -> 
     history = [(draw.uniform(1, 3), draw.uniform(0.01, 0.1), draw.randint(1, 40)) for _ in range(2)]
     tight, loose = PRVAccountant(), RDPAccountant()
     tight.history, loose.history = list(history), list(history)
-    found = composed([Mechanism(*one) for one in history], 1e-5)
+    found = compose([Mechanism(*one) for one in history], 1e-5)
     assert found == pytest.approx(tight.get_epsilon(1e-5), abs=1e-6)
     assert found is not None
     assert found <= loose.get_epsilon(1e-5)
@@ -26,7 +26,7 @@ def test_a_history_has_the_epsilon_of_opacus_and_the_looser_bound(seed: int) -> 
 
 def test_whole_mechanisms_compose_as_one() -> None:
     """Four of noise 2 are one of noise 1; ε of N(0, 1) and N(1, 1) at δ = 1e-5 is 4.38 (Balle & Wang)."""
-    assert composed([Mechanism(2.0, steps=4)], 1e-5) == pytest.approx(composed([Mechanism(1.0)], 1e-5))
+    assert compose([Mechanism(2.0, steps=4)], 1e-5) == pytest.approx(compose([Mechanism(1.0)], 1e-5))
     assert epsilon([Mechanism(1.0)], 1e-5) == 4.38
     assert epsilon([Mechanism(1e-300)], 1e-5) is None
     assert epsilon([Mechanism(0.0), Mechanism(1.0, 0.1, 5)], 1e-5) is None
@@ -34,10 +34,10 @@ def test_whole_mechanisms_compose_as_one() -> None:
 
 
 def test_sampling_protects_and_every_step_and_answer_counts() -> None:
-    few = composed([Mechanism(1.0, 0.05, 10)], 1e-5)
-    more = composed([Mechanism(1.0, 0.05, 10), Mechanism(1.0, 0.05, 20)], 1e-5)
-    with_answer = composed([Mechanism(1.0, 0.05, 10), Mechanism(4.0)], 1e-5)
-    whole = composed([Mechanism(1.0, 1.0, 10)], 1e-5)
+    few = compose([Mechanism(1.0, 0.05, 10)], 1e-5)
+    more = compose([Mechanism(1.0, 0.05, 10), Mechanism(1.0, 0.05, 20)], 1e-5)
+    with_answer = compose([Mechanism(1.0, 0.05, 10), Mechanism(4.0)], 1e-5)
+    whole = compose([Mechanism(1.0, 1.0, 10)], 1e-5)
     assert few is not None
     assert more is not None
     assert with_answer is not None
@@ -47,7 +47,7 @@ def test_sampling_protects_and_every_step_and_answer_counts() -> None:
 
 
 def test_what_would_fill_the_memory_has_a_looser_bound() -> None:
-    found = composed([Mechanism(0.3, 0.5, 2_000)], 1e-5)
+    found = compose([Mechanism(0.3, 0.5, 2_000)], 1e-5)
     assert found is not None
     assert 1_000 < found < math.inf
 
@@ -56,7 +56,7 @@ def test_what_would_fill_the_memory_has_a_looser_bound() -> None:
 def test_the_noise_for_an_epsilon_is_the_least() -> None:
     steps, count = [Mechanism(0.0, 0.05, 20)], Mechanism(10.0)
     found = multiplier_for(4.0, 1e-5, steps, count)
-    total = composed([Mechanism(found, 0.05, 20), count], 1e-5)
+    total = compose([Mechanism(found, 0.05, 20), count], 1e-5)
     assert total is not None
     assert 3.9 <= total <= 4.0
     assert multiplier_for(1e-3, 1e-5, [Mechanism(0.0, 1.0, 10**6)], count) == math.inf

@@ -18,7 +18,7 @@ from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
 from suture.methods.source import code_hash
 from suture.models.classifier import Layout
-from suture.protocol.egress import CLASSES, Channel, Egress, declared
+from suture.protocol.egress import CLASSES, Channel, Egress, list_declared
 from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import unpack
 
@@ -73,7 +73,7 @@ def test_a_site_is_told_of_its_own_classes_on_every_axis(
 
 
 def test_the_report_names_them_and_that_they_come_from_the_server(ranked: Any) -> None:
-    rows = {row["field"]: row for row in declared(ranked.plan.method.egress(Layout({}, {})))}
+    rows = {row["field"]: row for row in list_declared(ranked.plan.method.egress(Layout({}, {})))}
     assert rows["rank"]["shape"] == "from the server to the sites: a number for each class"
     assert rows["rank"]["why"] == "place of the class"
 

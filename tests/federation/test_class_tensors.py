@@ -28,7 +28,7 @@ from suture.methods.source import code_hash
 from suture.models.classifier import Layout
 from suture.models.saved import load_model
 from suture.protocol.check import check_reply
-from suture.protocol.egress import CLASSES, Channel, Egress, declared
+from suture.protocol.egress import CLASSES, Channel, Egress, list_declared
 from suture.protocol.messages import Abstain, TaskData, Update, align_rows
 from suture.protocol.packing import Packed, unpack
 from suture_papers.missing_labels.fedmlp import FedMLP
@@ -358,7 +358,7 @@ def test_the_server_keeps_an_open_update_on_disk_alone(
 def test_what_leaves_is_declared() -> None:
     head = {"head.weight": ((4,), "torch.float32")}
     layout = Layout({"backbone.weight": ((4, 4), "torch.float32")}, head)
-    row = next(r for r in declared(Pairs().egress(layout)) if r["field"] == "pairs")
+    row = next(r for r in list_declared(Pairs().egress(layout)) if r["field"] == "pairs")
     assert row == {
         "field": "pairs",
         "shape": "for each class classes × 2 numbers",

@@ -12,7 +12,7 @@ import pytest
 from small_job import SMALL
 from suture.core.errors import CodeMismatch, ConfigError
 from suture.data.batch import Augmentation
-from suture.federation.plan import Plan, Schedule, code_hash, needed
+from suture.federation.plan import Plan, Schedule, code_hash, needed_sites
 from suture.federation.server.server import open_server
 from suture.methods import METHODS
 from suture.models import ModelSpec
@@ -64,10 +64,10 @@ def test_patience_without_a_best_round_is_refused() -> None:
 
 
 def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
-    assert [needed(None, n) for n in (1, 8)] == [1, 8]
-    assert [needed(2, n) for n in (1, 8)] == [2, 2]
-    assert [needed(0.5, n) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
-    assert needed(0.07, 100) == 7, "and not the eight of a rounding error"
+    assert [needed_sites(None, n) for n in (1, 8)] == [1, 8]
+    assert [needed_sites(2, n) for n in (1, 8)] == [2, 2]
+    assert [needed_sites(0.5, n) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
+    assert needed_sites(0.07, 100) == 7, "and not the eight of a rounding error"
     share = Schedule.from_dict({**TITLE, "rounds": 1, "min_sites": 0.5})
     assert Schedule.from_dict(json.loads(json.dumps(share.to_dict()))) == share
 

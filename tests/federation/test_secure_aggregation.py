@@ -34,7 +34,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.privacy import masking
-from suture.privacy.masking import Attempt, Masked, MaskingRefused, from_fixed_point, sorted_out, unmasked
+from suture.privacy.masking import Attempt, Masked, MaskingRefused, from_fixed_point, sorted_out, unmask_sum
 from suture.privacy.secure_aggregation import SecureAggregation, apart, received_of, ring_of
 from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
@@ -265,7 +265,7 @@ class Liar:
         asked = {m: {n: k for n, k in self.numbers[m].items() if n in u.labels} for m, u in updates.items()}
         masked = ((m, ring_of(update, asked[m])) for m, update in updates.items())
         shares, _ = sorted_out(sealed, {}, survivors, revealed)
-        return unmasked(attempt, roster, list(members), masked, shares, received)
+        return unmask_sum(attempt, roster, list(members), masked, shares, received)
 
 
 class Refused(Exception):

@@ -15,7 +15,7 @@ from suture.flare.components import MethodAggregator
 from suture.flare.local import LocalSite, network
 from suture.learning.evaluation import label_counts
 from suture.models.classifier import Layout
-from suture.protocol.messages import rounded
+from suture.protocol.messages import round_figure
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 
@@ -55,7 +55,7 @@ def in_flare(trial: Trial, name: str, settings: dict[str, Any], spec: dict[str, 
                 labels=list(update.labels),
                 weight=update.weight,
                 class_weights=update.class_weights.tolist(),
-                scalars={key: rounded(value) for key, value in update.scalars.items()},
+                scalars={key: round_figure(value) for key, value in update.scalars.items()},
                 channels={key: tensor.numpy() for key, tensor in update.channels.items()},
             )
         job.close()

@@ -29,7 +29,7 @@ from suture.models.weights import read_checkpoint
 from suture_admin.kit_checks import check_connection
 from suture_admin.poc import project_of, project_template
 from suture_admin.policy import SHARED, allow_classes, make_strict, missing_classes, storages, survive
-from suture_admin.session import connected
+from suture_admin.session import connect
 
 pytestmark = pytest.mark.xdist_group("open federation")
 
@@ -160,7 +160,7 @@ def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(federation: Federation, tm
     assert lead.scheme == "grpc"
     for party in (federation.server, site, lead):
         assert {f.status for f in check_connection(party)} == {"ok"}
-    with connected(lead) as session:
+    with connect(lead) as session:
         assert STRICT in session.sites()
 
     kit = shutil.copytree(lead.folder, tmp_path / "kit")

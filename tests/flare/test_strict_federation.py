@@ -31,7 +31,7 @@ from suture_admin.kit_checks import check_connection
 from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate
 from suture_admin.policy import allow_packages, storages
 from suture_admin.remote import Submission, submit
-from suture_admin.session import connected
+from suture_admin.session import connect
 
 pytestmark = [pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
 
@@ -121,7 +121,7 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     assert hashlib.sha256(model.read_bytes()).digest() == before
     seen = {}
     for kit in jobs:
-        with connected(kit) as session:
+        with connect(kit) as session:
             seen[kit] = {job["job_id"] for job in session.metas()}
     assert {read_kit_json(out / "run.json")["flare_job"], jobs[theirs]} <= seen[theirs]
     assert jobs[elsewhere] in seen[elsewhere]
@@ -139,7 +139,7 @@ def test_a_package_takes_part_at_a_site_that_lists_it(
     with on_path(monkeypatch, federation.root / "installed"):
         job = with_settings(load_job("demo"), [*SMALL, "model.size=16", f"method={NAME}", "min_sites=1"])
         folder = export_job(job, tmp_path)  # which names no site, experiment or version, as those of jobs/
-        with connected(lungs) as session:
+        with connect(lungs) as session:
             number = session.submit(folder)
         assert ended(lungs, number, tmp_path / "run") == ""
     name = read_kit_json(tmp_path / "run" / "run.json")["experiment"]
@@ -176,18 +176,18 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
         include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
         config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
         config.unlink()
-        with connected(theirs) as session, pytest.raises(FederationError, match="not JSON"):
+        with connect(theirs) as session, pytest.raises(FederationError, match="not JSON"):
             session.submit(folder)
         web.shutdown()
     assert not requested
-    with pytest.raises(ConfigError), connected(of(federation, MINE, "closed")):
+    with pytest.raises(ConfigError), connect(of(federation, MINE, "closed")):
         pass
 
     alone = of(federation, MINE, "alone")
     with pytest.raises(FederationError, match="'beta' is not enrolled"):
         submit(job, "poc", alone, tmp_path / "both", "alone", Submission(["alpha", "beta"]))
     number = submit(job, "poc", alone, tmp_path / "alone", "alone")
-    with connected(alone) as session:
+    with connect(alone) as session:
         session.abort(number)
         assert sorted(session.meta(number)["deploy_map"].values()) == [["alpha"], ["server"]]
 

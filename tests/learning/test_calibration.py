@@ -11,7 +11,7 @@ from scipy.special import expit, logit
 from suture.learning.calibration import (
     at_prevalence,
     brier,
-    calibrated,
+    calibrate,
     expected_calibration_error,
     fit,
     log_odds,
@@ -82,7 +82,7 @@ def test_a_line_changes_no_auroc(seed: int) -> None:
         found = fit(curves(scores, y), kind)  # type: ignore[arg-type]
         if found:
             p = expit(scores)
-            assert roc_auc_score(y, calibrated(p, found)) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
+            assert roc_auc_score(y, calibrate(p, found)) == pytest.approx(roc_auc_score(y, p), abs=1e-12)
 
 
 def test_calibration_lowers_the_error() -> None:
@@ -90,7 +90,7 @@ def test_calibration_lowers_the_error() -> None:
     fresh, truth = drawn(20_000, 0.4, -1.0, seed=1)
     found = fit(curves(scores, y), "platt")
     assert found is not None
-    before, after = expit(fresh), calibrated(expit(fresh), found)
+    before, after = expit(fresh), calibrate(expit(fresh), found)
     error = expected_calibration_error(truth, before), expected_calibration_error(truth, after)
     assert error[0] is not None
     assert error[1] is not None

@@ -95,7 +95,7 @@ def test_graphs_that_a_thread_cannot_use_are_refused(monkeypatch: pytest.MonkeyP
         assert model.backbone._compiled_call_impl is None  # fails as torch does
         return torch.ones(()), torch.ones(3)
 
-    monkeypatch.setattr(compiling, "_measured", measured)
+    monkeypatch.setattr(compiling, "_measure", measured)
     monkeypatch.setattr(compiling, "ready_inputs", lambda _, batch: batch)
     site = replace(context(), device=torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"compiled here \(AssertionError.*") as refused:

@@ -9,7 +9,7 @@ import torch
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
-from suture.learning.decisions import decided, decided_classes, operating, score_counts
+from suture.learning.decisions import decide, decided_classes, operating, score_counts
 from suture.learning.metrics import Curves
 from suture.protocol.decisions import CELLS, Calibration, Decided, Decision, DecisionSettings, Operating
 from suture.protocol.egress import may_be
@@ -26,7 +26,7 @@ def test_figures_by_hand() -> None:
     """Positives .2, .6, .9, negatives .1, .4 and .7; one unknown."""
     y = np.array([1, 1, 1, 0, 0, 0, np.nan])
     p = np.array([0.2, 0.6, 0.9, 0.1, 0.4, 0.7, 0.99])
-    found = decided(y, p, Decision(point(0.15), point(0.65)), "sensitivity")
+    found = decide(y, p, Decision(point(0.15), point(0.65)), "sensitivity")
     assert found.own == Decided(1.0, 1 / 3)
     assert found.pooled == Decided(1 / 3, 2 / 3)
     assert found.half == Decided(2 / 3, 2 / 3)
@@ -39,11 +39,11 @@ def test_the_sites_own_map_comes_before_that_of_all_sites() -> None:
     own, pooled = Calibration(1.0, 1.0), Calibration(1.0, -1.0)
     both = Decision(point(0.5, calibration=own), point(0.5, calibration=pooled))
     alone = Decision(None, point(0.5, calibration=pooled))
-    assert decided(y, p, both, "sensitivity").brier[1] == pytest.approx(
-        decided(y[::-1], p, alone, "sensitivity").brier[1]
+    assert decide(y, p, both, "sensitivity").brier[1] == pytest.approx(
+        decide(y[::-1], p, alone, "sensitivity").brier[1]
     )
-    assert decided(y, p, alone, "sensitivity").own is None
-    assert decided(y, p, alone, "youden").pooled is None  # no such threshold
+    assert decide(y, p, alone, "sensitivity").own is None
+    assert decide(y, p, alone, "youden").pooled is None  # no such threshold
 
 
 def samples(n: int, seed: int = 0) -> tuple[Samples, torch.Tensor]:

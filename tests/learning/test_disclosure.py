@@ -39,7 +39,7 @@ from suture.models import ModelSpec
 from suture.protocol.decisions import Decision, Operating, Rule
 from suture.protocol.egress import (
     BOUND,
-    bounded,
+    bound_counts,
     complementary,
     near,
     on_grid,
@@ -301,7 +301,8 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
     changed = replace(part, y=y)
     most = share(patients, np.ones(len(part)))
     losses = [
-        entropy(p, bounded(o, label_type), label_type) or 0 for p, o in ((part, logits * 5), (changed, other))
+        entropy(p, bound_counts(o, label_type), label_type) or 0
+        for p, o in ((part, logits * 5), (changed, other))
     ]
     assert abs(losses[0] - losses[1]) <= (BOUND + 0.02) * most + 1e-6
     before, after = (
@@ -314,11 +315,11 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
 def test_a_bounded_loss_is_that_of_ordinary_logits(label_type: LabelType) -> None:
     part, logits = table([20, 20, 20], 1)
-    assert entropy(part, bounded(logits, label_type), label_type) == pytest.approx(
+    assert entropy(part, bound_counts(logits, label_type), label_type) == pytest.approx(
         entropy(part, logits, label_type), abs=1e-6
     )
     wrong = torch.where(part.y == 1, -1e6, 1e6)
-    assert entropy(part, bounded(wrong, label_type), label_type) == pytest.approx(BOUND, abs=0.02)
+    assert entropy(part, bound_counts(wrong, label_type), label_type) == pytest.approx(BOUND, abs=0.02)
 
 
 def test_a_site_bounds_what_one_image_adds_to_its_loss() -> None:

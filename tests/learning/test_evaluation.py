@@ -29,7 +29,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
 from suture.protocol.egress import on_grid
-from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
+from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, round_figure
 
 NAN = float("nan")
 
@@ -234,7 +234,7 @@ def test_counts_below_the_limit_stay_at_the_site() -> None:
 def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
     own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
     assert label_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
-    assert rounded(0.123456789) == 0.123457
+    assert round_figure(0.123456789) == 0.123457
     site = context(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
     for least, sent in ((4, True), (5, False)):
         limits = PrivacyConfig(min_count=0, min_loss=least)
@@ -269,13 +269,13 @@ def of_counts(positives: int, negatives: int, limits: PrivacyConfig, each: int =
 
 def test_figures_of_a_class_are_rounded_to_what_one_patient_moves() -> None:
     exact = of_counts(44, 27, PrivacyConfig(min_count=0))
-    assert exact.auroc == rounded(exact.auroc) != round(exact.auroc or 0, 2)
+    assert exact.auroc == round_figure(exact.auroc) != round(exact.auroc or 0, 2)
     # One of 27 moves a mean over them by 1/26 = 0.038.
     coarse = of_counts(44, 27, PrivacyConfig(round_counts=10))
     assert coarse == ClassScore(
         0.5, *(on_grid(v, 1 / 26) for v in (exact.low, exact.high)), 40, 30, step=0.05
     )
-    assert coarse.low == rounded(round((exact.low or 0) / 0.05) * 0.05)
+    assert coarse.low == round_figure(round((exact.low or 0) / 0.05) * 0.05)
 
 
 def test_a_score_that_rests_on_few_images_or_one_patient_is_withheld_whole() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from dicom_files import dicom
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import load_site_config
-from suture.learning.samples import load_samples, pooled
+from suture.learning.samples import load_samples, pool
 from suture.models import MODELS, ModelSpec
 
 PIXELS = ModelSpec("cnn", size=16)
@@ -106,7 +106,7 @@ def test_documents_of_sites_are_pooled(reader: ModelSpec, tmp_path: Path) -> Non
         name: write_reports(tmp_path / name, *texts) for name, texts in (("a", ["no"]), ("b", ["no edema"]))
     }
     sites = {name: load_samples(load_site_config(path), reader, name) for name, path in written.items()}
-    train = pooled(sites)[1]["train"]
+    train = pool(sites)[1]["train"]
     assert train.inputs["tokens"].tolist() == [[1, 0], [1, 2]]
     assert train.inputs["length"].tolist() == [1, 2]
 

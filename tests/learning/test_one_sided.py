@@ -12,7 +12,7 @@ from hypothesis import given
 from federated import ROUND
 from suture.core.labels import LabelSet
 from suture.learning import evaluation as one_sided
-from suture.learning.evaluation import as_trained, expected, given_absent
+from suture.learning.evaluation import as_trained, expect_context, given_absent
 from suture.methods.surgical import SurgicalAggregation
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
@@ -48,7 +48,7 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     y = before.y.clone()
     y[0] = torch.nan  # nothing is known of this image
     context = replace(context, samples={**context.samples, "train": replace(before, y=y)})
-    after = expected(context, own, ROUND).samples["train"]
+    after = expect_context(context, own, ROUND).samples["train"]
     assert after.taught is not None
     absent = y[:, hernia] == 0
     assert torch.equal(~after.taught[:, mass].isnan(), absent)
@@ -60,7 +60,9 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     assert torch.equal(known[:, mass], absent | (y[:, hernia] == 1))
     assert bool((taught[y[:, hernia] == 1, mass] == 1).all())
     assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
-    assert torch.equal(expected(context, LabelSet(own.names), ROUND).samples["train"].y.isnan(), y.isnan())
+    assert torch.equal(
+        expect_context(context, LabelSet(own.names), ROUND).samples["train"].y.isnan(), y.isnan()
+    )
 
 
 def test_a_class_below_in_every_image_of_the_class_leaves_nothing_to_the_others(
@@ -78,7 +80,7 @@ def test_a_class_below_in_every_image_of_the_class_leaves_nothing_to_the_others(
     y = train.y[: 2 * half].clone()
     y[:half, hernia], y[half:, hernia], y[:, mass] = 1, 0, torch.nan
     part = replace(train.rows(torch.arange(2 * half)), y=y)
-    taught = expected(replace(context, samples={"train": part}), own, ROUND).samples["train"].taught
+    taught = expect_context(replace(context, samples={"train": part}), own, ROUND).samples["train"].taught
     assert taught is not None
     assert taught[half:, mass].tolist() == [0] * half
 

@@ -29,7 +29,7 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
-from suture.methods.base import Phase, RoundContext, settled
+from suture.methods.base import Phase, RoundContext, resolve_training
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 
@@ -396,7 +396,7 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
 
 def test_a_phase_with_epochs_of_its_own_has_no_iterations() -> None:
     local = LocalTraining(lr=0.1, epochs=3, iterations=200)
-    warm = settled(local, RoundContext(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
+    warm = resolve_training(local, RoundContext(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
     assert (warm.epochs, warm.iterations, warm.lr) == (4, None, 0.5)
-    main = settled(local, RoundContext(2, Phase("main", 1), seed=0))
+    main = resolve_training(local, RoundContext(2, Phase("main", 1), seed=0))
     assert (main.epochs, main.iterations, main.lr) == (3, 200, 0.1)

@@ -19,8 +19,8 @@ from suture_results.report import write_report
 from suture_synthetic.method_checks import (
     CHECKS,
     Subject,
-    begun,
-    ended,
+    begin,
+    end,
     federations_run_and_repeat,
     run_checks,
     subject_of,
@@ -138,7 +138,7 @@ def test_a_federation_learns_and_shows_sites_what_is_declared(name: str) -> None
     federations_run_and_repeat(subject(name), ())
     keeps(name, {"training_lowers_the_loss"})
     for label_type in subject(name).label_types:
-        federation = ended(subject(name), label_type)
+        federation = end(subject(name), label_type)
         every = {TARGET} if METHODS[name]().labels.view == "target" else set(CLASSES)
         assert set(federation.metrics()["auroc"]) == every
         assert write_report(federation.folder / "run").is_file()
@@ -177,7 +177,7 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
         if getattr(module, "frozen_copy", None) is frozen_copy:
             monkeypatch.setattr(module, "frozen_copy", recorded)
     method = subject(name).method
-    trial = begun(subject(name), method.labels.types[0])
+    trial = begin(subject(name), method.labels.types[0])
     payload = trial.payload("gamma")
     for phase in method.phases(least_rounds(method) + 1):
         train_round(method, trial.context("gamma", payload), payload, RoundContext(1, phase, 1))

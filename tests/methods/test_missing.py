@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples, columns
-from suture.learning.samples import pooled
+from suture.learning.samples import pool
 from suture.methods import METHODS
 from suture.methods.base import Method
 
@@ -49,11 +49,11 @@ def test_pooled_data_remember_who_annotates_what() -> None:
     splits = dict.fromkeys(("train", "validation", "test"), SITE)
     blank = Samples({"x": torch.zeros(1, 1)}, torch.tensor([[NAN]]), ("r",))
     other = LabelSet(("C",)), dict.fromkeys(splits, blank)
-    labels, samples = pooled({"one": (OWN, splits), "two": other}, absent=True)
+    labels, samples = pool({"one": (OWN, splits), "two": other}, absent=True)
     part = columns(samples["train"], labels, LabelSet(("C", "B", "A")))
     y, known = part.targets(torch.tensor([2, 0]))
     assert y.tolist() == [[0, 0, 0], [0, 0, 1]]
     assert known.tolist() == [[False, True, True], [True, False, True]]
     assert part.rows(torch.tensor([0])).targets()[1].tolist() == [[True, False, True]]
-    none = pooled({"one": (OWN, splits), "two": other})[1]["train"]
+    none = pool({"one": (OWN, splits), "two": other})[1]["train"]
     assert none.taught is None

@@ -15,7 +15,7 @@ from suture.core.labels import LabelSet
 from suture.core.runtime import seed_for
 from suture.federation.plan import round_context
 from suture.learning.training import BestEpoch, LocalTraining, fit, validation_loss
-from suture.methods.base import Phase, RoundContext, local_round, loss_of, settled
+from suture.methods.base import Phase, RoundContext, local_round, loss_of, resolve_training
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import head_rows, reinitialise_head
@@ -27,14 +27,14 @@ from suture_synthetic.trial import Trial
 def test_a_learning_rate_falls_along_half_a_cosine() -> None:
     """HyperKvasir's, 200 rounds: methods with a schedule start just below the first value."""
     local, phase = LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 200)
-    found = [settled(local, RoundContext(r, phase, 1, r)).lr for r in (1, 100, 200)]
+    found = [resolve_training(local, RoundContext(r, phase, 1, r)).lr for r in (1, 100, 200)]
     assert found == pytest.approx([0.0999938, 0.05005, 1e-4], abs=1e-7)
-    assert settled(LocalTraining(lr=0.1), RoundContext(7, phase, 1, 7)).lr == 0.1
+    assert resolve_training(LocalTraining(lr=0.1), RoundContext(7, phase, 1, 7)).lr == 0.1
 
 
 def test_a_sites_own_learning_rate_falls_to_the_same_last_one() -> None:
     local, phase = LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 2)
-    found = [settled(local, RoundContext(r, phase, 1, r), lr=0.5, batch_size=2) for r in (1, 2)]
+    found = [resolve_training(local, RoundContext(r, phase, 1, r), lr=0.5, batch_size=2) for r in (1, 2)]
     assert [one.lr for one in found] == pytest.approx([(0.5 + 1e-4) / 2, 1e-4])
     assert {one.batch_size for one in found} == {2}
 
@@ -49,9 +49,9 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
     first, second, third = (round_context(plan.method, plan.seed, 5, number) for number in (1, 2, 3))
     assert first.phase.name == "warm-up"
     assert (third.phase.name, third.phase_round) == ("main", 2)
-    warm = settled(method.local, first, lr=0.3)
+    warm = resolve_training(method.local, first, lr=0.3)
     assert (warm.lr, warm.epochs) == (5e-2, 4)
-    main = settled(method.local, second, lr=0.3)
+    main = resolve_training(method.local, second, lr=0.3)
     assert (main.lr, main.epochs) == (0.3, 1)
 
 
@@ -137,7 +137,9 @@ def test_a_phase_may_have_local_training_of_its_own() -> None:
 def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, rates: list[float]) -> None:
     """Also where it has a single round, which would teach nothing at a rate of 0."""
     phase = Phase("later", rounds, lr=0.2, annealed=True)
-    found = [settled(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)]
+    found = [
+        resolve_training(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)
+    ]
     assert found == pytest.approx(rates, abs=1e-6)
 
 
@@ -191,7 +193,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     assert validation_loss(context, loss_of(site.plan.method.loss, "multilabel")) == good
     nothing = replace(context, samples={"train": context.samples["train"]})
     assert validation_loss(nothing, site.plan.method.loss) is None
-    assert settled(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
+    assert resolve_training(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
 
 
 @pytest.mark.complete

@@ -20,7 +20,7 @@ from suture.methods.base import GlobalModel, Method, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
-from suture.models.adapters import Adapters, add_adapters, merged
+from suture.models.adapters import Adapters, add_adapters, merge_adapters
 from suture.models.classifier import ENCODER, Classifier, frozen_copy
 from suture.models.saved import load_model, weights_digest
 from suture.protocol.messages import Update
@@ -196,9 +196,9 @@ def averaged(kind: str, sites: list[tuple[list[float], list[float]]]) -> tuple[T
     model, one = GlobalModel(("A",), made[0][1], {}), torch.ones(1).double()
     updates = [Update(1, ("A",), trained, {}, one, 1.0) for _, trained in made]
     after = FedAvg().aggregate(model, updates, RoundContext(1, Phase("main", 1), 0)).shared
-    weights = [merged(layer).state_dict()["0.weight"] for layer, _ in made]
+    weights = [merge_adapters(layer).state_dict()["0.weight"] for layer, _ in made]
     made[0][0].load_state_dict(after, strict=False)
-    return merged(made[0][0]).state_dict()["0.weight"], (weights[0] + weights[1]) / 2
+    return merge_adapters(made[0][0]).state_dict()["0.weight"], (weights[0] + weights[1]) / 2
 
 
 def test_the_mean_of_factors_is_not_the_mean_of_products() -> None:

@@ -13,7 +13,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.models import ModelSpec, build, encoder_of, example_of, without_adapters
-from suture.models.adapters import Adapters, add_adapters, default_targets, merged
+from suture.models.adapters import Adapters, add_adapters, default_targets, merge_adapters
 from suture.models.classifier import ENCODER, Classifier
 
 DINO = (
@@ -191,7 +191,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r'needs peft.*pip install "suture\[adapters\]"'):
         adapted(ModelSpec("cnn", size=16))
     model, spec = adapted(ModelSpec("cnn", size=16), kind="bias")
-    assert merged(model.backbone) is model.backbone
+    assert merge_adapters(model.backbone) is model.backbone
     assert without_adapters(model, spec)[1].train == "head"
 
 
@@ -200,9 +200,9 @@ def test_an_encoders_own_tensors_of_such_names_are_no_factors(monkeypatch: pytes
     encoder.add_module("block", nn.Sequential())
     encoder.block.add_module("lora_A", nn.Linear(4, 4))
     assert [name for name in encoder.state_dict() if ".lora_" in name]
-    assert merged(encoder) is encoder
+    assert merge_adapters(encoder) is encoder
     monkeypatch.setitem(sys.modules, "peft", None)
-    assert merged(encoder) is encoder
+    assert merge_adapters(encoder) is encoder
 
 
 @pytest.mark.parametrize("kind", ["lora", "ffa-lora", "bias"])

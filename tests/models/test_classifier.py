@@ -13,7 +13,7 @@ from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, Layout, head_rows, relabelled, split_state
+from suture.models.classifier import Classifier, Layout, head_rows, relabel, split_state
 
 AB = LabelSet(("Edema", "Mass"))
 
@@ -60,7 +60,7 @@ def test_the_rows_of_a_second_head_are_classes_too() -> None:
     }
     assert not {name for name in shared if "head" in name}
     assert torch.equal(head["second_head.weight"], head_rows(AB, 5, 1, "second_head")["second_head.weight"])
-    grown = relabelled(head, AB.names, ("Hernia", "Edema", "Mass"), 1)
+    grown = relabel(head, AB.names, ("Hernia", "Edema", "Mass"), 1)
     for name, rows in head.items():
         assert torch.equal(grown[name][1:], rows)
     assert grown["second_head.weight"].shape == (3, 5)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import head_rows, make_head, name_vectors, relabelled
+from suture.models.classifier import head_rows, make_head, name_vectors, relabel
 from suture.models.saved import load_model, save_model
 
 NAMES = ("Hernia", "Pleural Effusion", "Pleural Thickening")
@@ -69,7 +69,7 @@ def test_named_rows_are_those_of_every_seed_and_of_every_head_alone() -> None:
 
 def test_a_class_that_joins_begins_at_its_name() -> None:
     before = {"head.weight": torch.full((2, 16), 7.0)}
-    after = relabelled(before, NAMES[:2], NAMES, 1, "named")
+    after = relabel(before, NAMES[:2], NAMES, 1, "named")
     assert after.keys() == {"head.weight"}
     assert torch.equal(after["head.weight"][:2], before["head.weight"])
     assert torch.equal(after["head.weight"][2], name_vectors(NAMES[2:], 16)[0])

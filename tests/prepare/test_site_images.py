@@ -10,7 +10,7 @@ import pytest
 from suture.data.config import SiteConfig
 from suture.data.inspection import ImageFacts
 from suture_prepare.quality import Findings, Picture
-from suture_prepare.site_images import describe, differences, shared, summarise
+from suture_prepare.site_images import describe, differences, find_shared, summarise
 
 
 def picture(name: str, split: str = "train", **facts: Any) -> Picture:
@@ -49,20 +49,20 @@ SAME = {"pixels": b"the same"}
     ],
 )
 def test_an_image_at_two_sites_is_torn_between_training_and_measuring(a: str, b: str, torn: int) -> None:
-    found = shared(sites(alpha=[picture("1", a, **SAME), picture("2")], beta=[picture("x", b, **SAME)]))
+    found = find_shared(sites(alpha=[picture("1", a, **SAME), picture("2")], beta=[picture("x", b, **SAME)]))
     assert (found.images, found.torn) == (1, torn)
     assert describe(found) == f"1 image is at several sites: '1' of alpha ({a}) = 'x' of beta ({b})"
 
 
 def test_images_of_one_site_alone_are_not_shared() -> None:
     alpha = [picture("1", "train", **SAME), picture("2", "test", **SAME)]
-    assert shared(sites(alpha=alpha, beta=[picture("x")])).images == 0
+    assert find_shared(sites(alpha=alpha, beta=[picture("x")])).images == 0
 
 
 def test_the_torn_ones_are_named_first_and_only_a_few() -> None:
     alpha = [picture(f"a{i}", pixels=bytes([i])) for i in range(5)]
     beta = [picture(f"b{i}", "test" if i == 4 else "train", pixels=bytes([i])) for i in range(5)]
-    found = shared(sites(alpha=alpha, beta=beta))
+    found = find_shared(sites(alpha=alpha, beta=beta))
     assert (found.images, found.torn, len(found.examples)) == (5, 1, 3)
     assert describe(found).startswith(
         "5 images are at several sites: 'a4' of alpha (train) = 'b4' of beta (test)"
@@ -72,9 +72,9 @@ def test_the_torn_ones_are_named_first_and_only_a_few() -> None:
 
 def test_the_same_file_read_differently_is_the_same_image() -> None:
     alpha, beta = picture("1", file=b"f", pixels=b"as 12 bits"), picture("x", file=b"f", pixels=b"as 16 bits")
-    assert shared(sites(alpha=[alpha], beta=[beta])).images == 1
+    assert find_shared(sites(alpha=[alpha], beta=[beta])).images == 1
     both = {"file": b"f", "pixels": b"p"}
-    assert shared(sites(alpha=[picture("1", **both)], beta=[picture("x", **both)])).images == 1
+    assert find_shared(sites(alpha=[picture("1", **both)], beta=[picture("x", **both)])).images == 1
 
 
 @pytest.mark.parametrize(

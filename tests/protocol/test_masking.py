@@ -24,7 +24,7 @@ from suture.privacy.masking import (
     from_fixed_point,
     in_fixed_point,
     sorted_out,
-    unmasked,
+    unmask_sum,
 )
 from suture.protocol.messages import Masking
 
@@ -84,7 +84,7 @@ class Federation:
     def unmask(self, hidden: Mapping[str, Masked], revealed: Mapping[str, Masking]) -> Masked:
         unopened = {site: self.parts[site].unopened for site in revealed}
         shares, _ = sorted_out(self.sealed, unopened, list(hidden), revealed)
-        return unmasked(self.attempt, self.roster, self.sealed, hidden.items(), shares, self.received)
+        return unmask_sum(self.attempt, self.roster, self.sealed, hidden.items(), shares, self.received)
 
 
 def sum_of(tensors: object) -> torch.Tensor:
@@ -500,7 +500,7 @@ def test_a_sealed_message_has_two_shares() -> None:
     sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
     part = federation.parts["b"]
     for text in (b"\xff" * 200, b"", b"\xff" * 66):
-        commitments = masking._committed(text[:66]) + masking._committed(text[66:])
+        commitments = masking._commit(text[:66]) + masking._commit(text[66:])
         cipher, bound = part._channel("a", "b"), part._digest + commitments
         sealed["b"]["a"] = (commitments + bytes(12) + cipher.encrypt(bytes(12), text, bound)).hex()
         assert federation.parts["a"]._opened("b", sealed["b"]["a"]) is None

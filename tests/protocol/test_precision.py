@@ -21,8 +21,8 @@ from suture.protocol.packing import (
     check_narrowed,
     narrow,
     pack,
-    received,
-    restored,
+    restore_task,
+    restore_update,
     sent,
     unpack,
 )
@@ -46,7 +46,7 @@ def payload(w: Tensor, variance: float = 1.0) -> TaskData:
 def travelled(model: TaskData, transport: Transport = "float16") -> TaskData:
     message = unpack(Narrow()(pack(model), transport))
     assert isinstance(message, TaskData)
-    return received(message, LAYOUT, transport)
+    return restore_task(message, LAYOUT, transport)
 
 
 def trained(model: TaskData, by: float) -> Update:
@@ -77,7 +77,7 @@ def test_a_number_beyond_the_range_of_halves_never_becomes_infinite(value: float
     assert narrow(tensor, "float16") is tensor
     model = payload(torch.zeros(3))
     update = replace(trained(model, 0.0), shared={**model.shared, "w": tensor})
-    back = restored(sent(update, travelled(model), "float16"), model, EGRESS, "float16")
+    back = restore_update(sent(update, travelled(model), "float16"), model, EGRESS, "float16")
     assert torch.equal(back.shared["w"], tensor) or torch.isnan(tensor).any()
 
 
@@ -89,7 +89,7 @@ def test_the_largest_half_travels_as_one() -> None:
 def test_the_server_adds_a_sites_change_to_its_own_weights() -> None:
     model = payload(torch.tensor([0.1, 0.2, 0.3]))
     update = trained(travelled(model), 2**-12)  # less than the halves near 0.2 are apart
-    back = restored(sent(update, travelled(model), "float16"), model, EGRESS, "float16")
+    back = restore_update(sent(update, travelled(model), "float16"), model, EGRESS, "float16")
     assert torch.equal(back.shared["w"], model.shared["w"] + 2**-12)
     assert back.shared["n"].item() == 2**40 + 2
     assert torch.equal(back.class_weights, update.class_weights)
@@ -97,7 +97,7 @@ def test_the_server_adds_a_sites_change_to_its_own_weights() -> None:
 
 def test_what_nobody_trains_stays_as_it_is_to_the_bit() -> None:
     model = payload(torch.tensor([0.1, 1 / 3, 1e-9]))
-    back = restored(
+    back = restore_update(
         sent(trained(travelled(model), 0.0), travelled(model), "float16"), model, EGRESS, "float16"
     )
     assert torch.equal(back.shared["w"], model.shared["w"])
@@ -110,10 +110,13 @@ def test_the_error_of_an_update_is_that_of_its_change() -> None:
     layout, egress = (kind({"w": ((100_000,), FLOAT)}, {}) for kind in (Layout, Egress))
     arrived = unpack(Narrow()(pack(model), "float16"))
     assert isinstance(arrived, TaskData)
-    base = received(arrived, layout, "float16")
+    base = restore_task(arrived, layout, "float16")
     change = 1e-2 * torch.randn(100_000, generator=g)
     update = Update(1, (), {"w": base.shared["w"] + change}, {}, torch.empty(0, dtype=torch.float64))
-    back = restored(sent(update, base, "float16"), model, egress, "float16").shared["w"] - model.shared["w"]
+    back = (
+        restore_update(sent(update, base, "float16"), model, egress, "float16").shared["w"]
+        - model.shared["w"]
+    )
     exact = update.shared["w"] - base.shared["w"]
     # 2^-11 of the change, and float32's own rounding of numbers up to 8.
     assert bool(((back - exact).abs() <= exact.abs() * 2**-11 + 2**-21).all())
@@ -124,7 +127,7 @@ def test_gradients_travel_as_they_are() -> None:
     update = replace(trained(model, 0.0), kind="gradient", shared={**model.shared, "w": torch.ones(3) / 4})
     small = sent(update, travelled(model), "float16")
     assert small.shared["w"].dtype == torch.float16
-    assert restored(small, model, EGRESS, "float16").shared["w"].tolist() == [0.25] * 3
+    assert restore_update(small, model, EGRESS, "float16").shared["w"].tolist() == [0.25] * 3
 
 
 def test_a_variance_does_not_become_negative() -> None:
@@ -134,7 +137,9 @@ def test_a_variance_does_not_become_negative() -> None:
     assert base.shared["bn.running_var"].item() > exact
     update = replace(trained(base, 0.0), shared={**base.shared, "bn.running_var": torch.zeros(1)})
     assert (
-        restored(sent(update, base, "float16"), model, EGRESS, "float16").shared["bn.running_var"].item()
+        restore_update(sent(update, base, "float16"), model, EGRESS, "float16")
+        .shared["bn.running_var"]
+        .item()
         == 0.0
     )
 
@@ -186,7 +191,7 @@ def there_and_back(tensor: Tensor) -> Tensor:
     update = Update(1, (), {"w": tensor}, {}, torch.empty(0, dtype=torch.float64), kind="gradient")
     model = TaskData("train", 1, shared={"w": torch.zeros(shape)})
     egress = Egress({"w": (shape, FLOAT)}, {}, kind="gradient")
-    return restored(sent(update, model, "int8"), model, egress, "int8").shared["w"]
+    return restore_update(sent(update, model, "int8"), model, egress, "int8").shared["w"]
 
 
 def test_eight_bits_by_hand() -> None:
@@ -256,11 +261,11 @@ def test_a_change_in_eight_bits_is_added_to_the_servers_own_weights() -> None:
     arrived = unpack(Narrow()(pack(model), "int8"))
     assert isinstance(arrived, TaskData)
     assert arrived.shared["w"].dtype == torch.int8
-    base = received(arrived, layout, "int8")
+    base = restore_task(arrived, layout, "int8")
     change = 1e-3 * torch.randn(8, 200, generator=g)
     none = torch.empty(0, dtype=torch.float64)
     update = Update(1, (), {"w": base.shared["w"] + change}, {}, none)
-    back = restored(sent(update, base, "int8"), model, egress, "int8").shared["w"] - model.shared["w"]
+    back = restore_update(sent(update, base, "int8"), model, egress, "int8").shared["w"] - model.shared["w"]
     # The weights are wrong by up to 4 / 254; of the change arrives all but 4e-3 / 254.
     assert (base.shared["w"] - model.shared["w"]).abs().max() > 1e-3
     assert (back - change).abs().max() < 4e-3 / 254 + 1e-6
@@ -282,7 +287,7 @@ def test_a_scale_that_no_tensor_gives_is_refused(scale: float) -> None:
         check_reply(update, allowed)
     layout = Layout({"w": ((2, 200), FLOAT)}, {})
     with pytest.raises(RejectedUpdate, match="w has a scale"):
-        received(TaskData("train", 1, shared={"w": hostile(scale=scale)}), layout, "int8")
+        restore_task(TaskData("train", 1, shared={"w": hostile(scale=scale)}), layout, "int8")
 
 
 @pytest.mark.parametrize(

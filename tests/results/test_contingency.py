@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError, LabelError
-from suture.core.vocabulary import listed
+from suture.core.vocabulary import read_word_list
 from suture_results.cooccurrence import RELATED, contingency, youden_thresholds
 
 NAN = math.nan
@@ -24,7 +24,7 @@ THRESHOLDS = {"Mass": 0.5, "Edema": NAN, "Lung Lesion": 0.55}
 
 
 def test_the_papers_pairs_are_in_the_vocabulary() -> None:
-    assert all(name in listed("cxr-lt") for pair in RELATED for name in pair)
+    assert all(name in read_word_list("cxr-lt") for pair in RELATED for name in pair)
 
 
 def test_the_matrix_by_hand() -> None:

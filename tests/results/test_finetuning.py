@@ -12,7 +12,7 @@ from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.data.batch import Samples
 from suture.models import ModelSpec, build
-from suture_results.finetuning import FineTuning, Tuned, finetune, random_split, summarised
+from suture_results.finetuning import FineTuning, Tuned, finetune, random_split, summarise
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "and", "so", "on"))
 HOW = FineTuning(runs=2, epochs=2, batch_size=16, lr=0.02)
@@ -91,11 +91,11 @@ def test_the_model_of_each_run_is_handed_over() -> None:
 
 def test_the_summary_by_hand() -> None:
     runs = [Tuned((0.5, a), 0.5, 1.0, a, 90, 10, 4) for a in (0.7, 0.8, 0.9)]
-    found = summarised(runs)
+    found = summarise(runs)
     assert found["mean"] == pytest.approx({"auroc": 0.8, "precision": 0.5, "recall": 1.0, "f1": 0.8})
     assert found["sd"] == pytest.approx({"auroc": 0.1, "precision": 0, "recall": 0, "f1": 0.1})
     assert found["runs"][2]["auroc"] == (0.5, 0.9)
-    assert summarised(runs[:1])["sd"]["auroc"] is None
+    assert summarise(runs[:1])["sd"]["auroc"] is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from example_run import history_records, metrics_record, run_record, write_run
 from suture.cli.app import app
 from suture_results import watch
-from suture_results.live_commands import accompanied
+from suture_results.live_commands import accompany
 
 
 @pytest.mark.complete
@@ -51,9 +51,9 @@ def test_a_run_is_served_while_it_works_and_no_longer(
             pages.append(page)
             yield page
 
-    real = watch.served
-    monkeypatch.setattr(watch, "served", served)
-    with accompanied(tmp_path / "run"):
+    real = watch.serve
+    monkeypatch.setattr(watch, "serve", served)
+    with accompany(tmp_path / "run"):
         assert b"has no run.json yet" in urlopen(pages[0].url, timeout=20).read()
     with pytest.raises(OSError, match="refused"):
         urlopen(pages[0].url, timeout=20)
@@ -68,7 +68,7 @@ def test_a_page_that_cannot_be_served_does_not_stop_the_run(
 
     monkeypatch.setattr(watch, "LivePage", refuse)
     done = False
-    with accompanied(tmp_path):
+    with accompany(tmp_path):
         done = True
     assert done
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from suture.core.errors import DataError
 from suture.learning.metrics import mean_sd
-from suture_results.comparison import Comparison, paired
+from suture_results.comparison import Comparison, compare_pairs
 
 NAN = math.nan
 
 
 def test_the_t_test_by_hand() -> None:
     # Differences 1, 2, 3: mean 2, SD 1, t = 2 sqrt(3); with two degrees of freedom p = 1 - t / sqrt(t² + 2).
-    found = paired([2, 4, 6], [1, 2, 3])
+    found = compare_pairs([2, 4, 6], [1, 2, 3])
     t = 2 * math.sqrt(3)
     assert (found.n, found.difference) == (3, 2)
     assert found.p == pytest.approx(1 - t / math.sqrt(t * t + 2)) == pytest.approx(0.0742, abs=5e-5)
@@ -22,12 +22,12 @@ def test_the_t_test_by_hand() -> None:
 
 
 def test_pairs_that_agree_do_not_differ() -> None:
-    found = paired([0.7, 0.8, 0.9], [0.7, 0.8, 0.9])
+    found = compare_pairs([0.7, 0.8, 0.9], [0.7, 0.8, 0.9])
     assert (found.difference, found.p, found.mark) == (0, 1, "ns")
 
 
 def test_a_constant_difference_is_beyond_doubt_and_beyond_the_normality_test() -> None:
-    found = paired([0.8, 0.9], [0.7, 0.8])
+    found = compare_pairs([0.8, 0.9], [0.7, 0.8])
     assert found.p == 0
     assert "the same for all pairs" in found.why
     assert math.isnan(found.normal_p)
@@ -35,7 +35,7 @@ def test_a_constant_difference_is_beyond_doubt_and_beyond_the_normality_test() -
 
 
 def test_one_pair_is_no_test() -> None:
-    found = paired([0.8], [0.7])
+    found = compare_pairs([0.8], [0.7])
     assert found.n == 1
     assert found.difference == pytest.approx(0.1)
     assert math.isnan(found.p)
@@ -43,7 +43,7 @@ def test_one_pair_is_no_test() -> None:
 
 
 def test_no_pair_is_no_difference() -> None:
-    found = paired([None, 0.8], [0.7, None])
+    found = compare_pairs([None, 0.8], [0.7, None])
     assert found.n == 0
     assert math.isnan(found.difference)
     assert math.isnan(found.p)
@@ -52,19 +52,19 @@ def test_no_pair_is_no_difference() -> None:
 
 def test_two_pairs_have_a_p_and_no_normality() -> None:
     # Differences 1 and 3: t = 2 with one degree of freedom, the Cauchy distribution.
-    found = paired([2, 5], [1, 2])
+    found = compare_pairs([2, 5], [1, 2])
     assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
     assert math.isnan(found.normal_p)
     assert not found.significant
 
 
 def test_undefined_values_are_left_out_with_their_partners() -> None:
-    assert paired([2, None, 4, 6, 9], [1, 5, 2, 3, None]) == paired([2, 4, 6], [1, 2, 3])
+    assert compare_pairs([2, None, 4, 6, 9], [1, 5, 2, 3, None]) == compare_pairs([2, 4, 6], [1, 2, 3])
 
 
 def test_values_must_be_pairs() -> None:
     with pytest.raises(DataError, match="3 and 2 values"):
-        paired([1, 2, 3], [1, 2])
+        compare_pairs([1, 2, 3], [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ VALUES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, m
 @given(VALUES)
 def test_swapping_the_methods_turns_the_sign(pairs: list[tuple[int, int]]) -> None:
     a, b = zip(*pairs, strict=True)
-    one, other = paired(a, b), paired(b, a)
+    one, other = compare_pairs(a, b), compare_pairs(b, a)
     assert one.difference == -other.difference
     assert one.p == pytest.approx(other.p, nan_ok=True)

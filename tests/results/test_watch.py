@@ -14,7 +14,7 @@ from own_clock import own_clock
 from suture.core.errors import ConfigError
 from suture_results import watch
 from suture_results.report import write_report
-from suture_results.watch import LivePage, served, states
+from suture_results.watch import LivePage, serve, states
 
 EVENTS = (
     {
@@ -42,7 +42,7 @@ def begin(folder: Path, rounds: int = 2) -> Path:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[LivePage]:
-    with served(begin(tmp_path / "run"), 0) as found:
+    with serve(begin(tmp_path / "run"), 0) as found:
         yield found
 
 
@@ -92,7 +92,7 @@ def test_an_open_page_still_gets_the_finished_report(
 ) -> None:
     monkeypatch.setattr(watch, "_LINGER", 1.0)
     texts = []
-    with served(begin(tmp_path / "run"), 0) as page:
+    with serve(begin(tmp_path / "run"), 0) as page:
         if opened:
             ask(page)
             own_clock(monkeypatch, "suture_results.watch", sleep=lambda _: texts.append(ask(page)[1]))
@@ -106,7 +106,7 @@ def test_an_interrupted_command_ends_at_once(tmp_path: Path, monkeypatch: pytest
     own_clock(monkeypatch, "suture_results.watch", sleep=lambda _: pytest.fail("waited"))
 
     def interrupted() -> None:
-        with served(begin(tmp_path / "run"), 0) as page:
+        with serve(begin(tmp_path / "run"), 0) as page:
             ask(page)
             raise KeyboardInterrupt
 
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_said_and_the_page_recovers(page: LivePage, name: str)
 
 def test_it_waits_for_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "later"
-    with served(folder, 0) as page:
+    with serve(folder, 0) as page:
         assert "has no run.json yet" in ask(page)[1]
         begin(folder)
         assert "Round 3 of 8" in ask(page)[1]
@@ -212,17 +212,17 @@ def test_it_waits_for_a_run(tmp_path: Path) -> None:
 
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
-    with pytest.raises(ConfigError, match="is a file; give the folder of a run"), served(tmp_path / "x"):
+    with pytest.raises(ConfigError, match="is a file; give the folder of a run"), serve(tmp_path / "x"):
         pass
 
 
 def test_a_port_in_use_is_an_error_only_if_it_was_asked_for(
     page: LivePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="choose another --port"), served(tmp_path, page.port):
+    with pytest.raises(ConfigError, match="choose another --port"), serve(tmp_path, page.port):
         pass
     monkeypatch.setattr(watch, "PORT", page.port)
-    with served(tmp_path) as other:
+    with serve(tmp_path) as other:
         assert other.port != page.port
         assert ask(other)[0] == 200
 

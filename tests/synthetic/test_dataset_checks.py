@@ -16,7 +16,7 @@ import pytest
 from suture.core.labels import LabelSet
 from suture.data.dataset import DatasetConfig
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, read_sheet, restricted
+from suture.data.reading import Reading, read_sheet, restrict
 from suture.data.table import Table
 from suture.testing import check_dataset
 
@@ -45,7 +45,7 @@ def read_ponds(config: DatasetConfig) -> Reading:
     split = tuple("test" if patient == "P1" else "train" for patient in columns[1])
     labels = LabelSet(("Fish", "Frog"))
     table = Table(labels, tuple(columns[0]), tuple(columns[1]), y, split, config.root)
-    return Reading(restricted(table, config))
+    return Reading(restrict(table, config))
 
 
 def changed(**columns: object) -> Callable[[DatasetConfig], Reading]:

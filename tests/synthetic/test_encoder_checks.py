@@ -104,7 +104,7 @@ def register(monkeypatch: pytest.MonkeyPatch, value: str, version: str = "1.0") 
     def points(group: str) -> list[Any]:
         return [point] if group == "suture.encoders" else []
 
-    monkeypatch.setattr(entry_points, "_installed", points)
+    monkeypatch.setattr(entry_points, "_read_group", points)
 
 
 def test_an_encoder_of_another_package_is_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

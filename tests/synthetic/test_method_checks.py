@@ -245,7 +245,7 @@ def test_the_steps_of_a_round_are_those_of_its_batches() -> None:
     ("low", "high"), [(0.0, 1.0), (1.0, 1e6), (-math.inf, math.inf), (-math.inf, -5.0), (3.0, 3.0)]
 )
 def test_numbers_of_an_update_lie_in_their_range(low: float, high: float) -> None:
-    drawn = [checks._drawn(low, high, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    drawn = [checks._draw(low, high, torch.Generator().manual_seed(seed)) for seed in range(20)]
     assert all(low <= number <= high and math.isfinite(number) for number in drawn)
     assert len(set(drawn)) == (1 if low == high else 20)
 

@@ -14,10 +14,10 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
+from suture.cli.common import command_of, console, guard, literal, plain_table, print_line
 from suture.cli.run import demo, export, run
 from suture.core import VERSION
-from suture.core.entry_points import found
+from suture.core.entry_points import find_entry_points
 from suture.core.errors import ConfigError, unknown
 from suture.core.escaping import clean_warnings
 from suture.core.processes import keep_memory
@@ -52,12 +52,12 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the words of all commands; no package replaces one of Suture's own."""
-        every = {*super().list_commands(ctx), *found("suture.commands")}
+        every = {*super().list_commands(ctx), *find_entry_points("suture.commands")}
         return [*(word for word in _PANEL_OF if word in every), *sorted(every - _PANEL_OF.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None where there is none of that word."""
-        own, points = super().get_command(ctx, cmd_name), found("suture.commands").get(cmd_name)
+        own, points = super().get_command(ctx, cmd_name), find_entry_points("suture.commands").get(cmd_name)
         return own or (points and _in_its_panel(cmd_name, literal(command_of(points[0]))))
 
 
@@ -171,7 +171,7 @@ def _list_methods() -> None:
 def documented() -> dict[str, Any]:
     """Return the commands of this distribution, by their words."""
     group: Any = typer.main.get_command(app)  # a new one: the help texts of the one in use are escaped
-    beside = found("suture.commands", ours=True)
+    beside = find_entry_points("suture.commands", ours=True)
     every = {word: command_of(points[0]) for word, points in beside.items()}
     commands = {word: typer.main.get_command(command) for word, command in every.items()} | group.commands
     return {
@@ -191,4 +191,4 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # a process that is started takes no module of this folder
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal in Latin-1 has no en dash
-    guarded(partial(literal(app), prog_name="suture"))
+    guard(partial(literal(app), prog_name="suture"))

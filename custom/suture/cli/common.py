@@ -185,7 +185,7 @@ _AROUND = 30
 """Characters of a text that are shown on either side of one that cannot be written."""
 
 
-def guarded(command: Callable[[], Any]) -> None:
+def guard(command: Callable[[], Any]) -> None:
     """Call a command: exit code 2 for a wrong setting, 1 for another expected error, 130 for Ctrl-C."""
     try:
         command()
@@ -209,7 +209,7 @@ def guarded(command: Callable[[], Any]) -> None:
         sys.exit(130)
 
 
-def stated(prevalence: Iterable[str]) -> dict[str, float]:
+def parse_number_map(prevalence: Iterable[str]) -> dict[str, float]:
     """Read 'CLASS=SHARE' of each --prevalence; a name may hold an equals sign."""
     found = {}
     for text in prevalence:

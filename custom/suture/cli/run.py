@@ -24,7 +24,7 @@ from suture.cli.common import (
     StartupKit,
     Trust,
     console,
-    guarded,
+    guard,
     job_with,
     literal,
     print_line,
@@ -312,14 +312,14 @@ def execute(
         folder = run_folder(job, out) if out else new
         how = {"sites": sites, "bundle": bundle, "resume": resume, "overwrite": overwrite}
         # The parties store their states under the new name, whatever the folder is called here.
-        with _accompanied(folder, watch):
+        with _accompany(folder, watch):
             hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
     folder = run_folder(job, out)
     if env == "sim":
         _say_who_can_join()
     try:
-        with _accompanied(folder, watch):
+        with _accompany(folder, watch):
             run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
         if_installed("show_run")(folder)
     except KeyboardInterrupt:
@@ -335,7 +335,7 @@ def _say_who_can_join() -> None:
         print_line(note, style="yellow")
 
 
-def _accompanied(folder: Path, watch: bool) -> AbstractContextManager[None]:
+def _accompany(folder: Path, watch: bool) -> AbstractContextManager[None]:
     """Serve the page of a run while a block runs, where that is wanted."""
     return hook("accompanied")(folder) if watch else nullcontext()
 
@@ -434,4 +434,4 @@ def run_job_file(job: Job) -> None:
         again = ["python", sys.argv[0], *_words(env, every, {"--device": device})]
         execute(chosen, env, again, out=out, resume=resume, overwrite=overwrite, startup_kit=startup_kit)
 
-    guarded(literal(file_app))
+    guard(literal(file_app))

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar, cast
 
-from suture.core.errors import ConfigError, as_word, check_known, shown
+from suture.core.errors import ConfigError, as_word, check_known, show_value
 
 GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
@@ -56,14 +56,14 @@ def of_this_distribution(module: str) -> bool:
     return module.partition(".")[0] in DISTRIBUTED
 
 
-def registered(group: str = GROUP) -> dict[str, list[EntryPoint]]:
+def find_foreign(group: str = GROUP) -> dict[str, list[EntryPoint]]:
     """The entry points of other packages by name: several where packages register different ones."""
-    return found(group, ours=False)
+    return find_entry_points(group, ours=False)
 
 
-def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]]:
+def find_entry_points(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]]:
     """The entry points by name: this distribution's, those of others, or all. Nothing is imported for it."""
-    points = [point for point in _installed(group) if ours in (None, _ours(point))]
+    points = [point for point in _read_group(group) if ours in (None, _ours(point))]
     by_name: dict[str, list[EntryPoint]] = {}
     for point in sorted(points, key=lambda point: (not _ours(point), point.name)):
         if point not in by_name.setdefault(point.name, []):  # a folder may be on the path twice
@@ -71,7 +71,7 @@ def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]
     return by_name
 
 
-def _installed(group: str) -> EntryPoints:
+def _read_group(group: str) -> EntryPoints:
     """The entry points of a group; they are read again where a folder of the path has changed."""
     return _read(group, tuple(map(_state, sys.path)))
 
@@ -84,19 +84,19 @@ def _read(group: str, _: tuple[tuple[int, ...], ...]) -> EntryPoints:
 def _state(folder: str) -> tuple[int, ...]:
     """Another one for another folder, and after a package was installed in it or removed."""
     try:
-        found = os.stat(folder or ".")
+        status = os.stat(folder or ".")
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
 
 
-def _provided(group: str, name: str) -> Any:
+def _load_own(group: str, name: str) -> Any:
     """What a package of this distribution registers under that name; None where none does."""
-    points = found(group, ours=True).get(name)
+    points = find_entry_points(group, ours=True).get(name)
     return points[0].load() if points else None
 
 
@@ -106,7 +106,7 @@ def public_name(name: str) -> Any:
     Raises:
         AttributeError: none does.
     """
-    if (value := _provided(NAMES_GROUP, name)) is None:
+    if (value := _load_own(NAMES_GROUP, name)) is None:
         raise AttributeError(f"no package of this installation adds {name!r} to suture")
     return value
 
@@ -117,14 +117,14 @@ def hook(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: none does.
     """
-    if (function := _provided(HOOKS_GROUP, name)) is None:
+    if (function := _load_own(HOOKS_GROUP, name)) is None:
         raise ConfigError(f"no package of this installation has {name!r}; install all of suture")
     return cast(Callable[..., Any], function)
 
 
 def if_installed(name: str) -> Callable[..., Any]:
     """`hook`, or a function that does nothing where no package has one: the engine runs without it."""
-    return _provided(HOOKS_GROUP, name) or (lambda *_, **__: None)
+    return _load_own(HOOKS_GROUP, name) or (lambda *_, **__: None)
 
 
 def package_of(point: EntryPoint) -> str:
@@ -145,12 +145,12 @@ def load(point: EntryPoint, what: str, needed: str, fits: Callable[[Any], bool] 
     """
     where = f"the {what} {point.name!r} of {package_of(point)} ({point.value})"
     try:
-        found = point.load()
+        value = point.load()
     except (Exception, SystemExit) as error:  # whatever another package does when it is imported
         raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    if not fits(found):
-        raise ConfigError(f"{where} must be {needed}, not {shown(found)}; correct the entry point")
-    return found
+    if not fits(value):
+        raise ConfigError(f"{where} must be {needed}, not {show_value(value)}; correct the entry point")
+    return value
 
 
 class Registry(MutableMapping[str, T]):
@@ -197,11 +197,11 @@ class Registry(MutableMapping[str, T]):
         return name in self._values or name in self._points()
 
     def _points(self) -> dict[str, list[EntryPoint]]:
-        return found(self.group, ours=True)
+        return find_entry_points(self.group, ours=True)
 
     def names(self) -> set[str]:
         """Those of this distribution and of other packages."""
-        return {*self, *registered(self.group)}
+        return {*self, *find_foreign(self.group)}
 
     def find(self, name: str) -> T:
         """The one of that name, of this distribution or of another package.
@@ -210,7 +210,7 @@ class Registry(MutableMapping[str, T]):
             ConfigError: there is none (names the nearest), its package cannot be imported, or two packages
                 register it, or it is of another kind.
         """
-        others = registered(self.group)
+        others = find_foreign(self.group)
         check_known(self._kind[0], name, self.names())
         return self[name] if name not in others else self.load(self.only(name, others[name]))
 

@@ -116,7 +116,7 @@ _LIST, _FEW = 4_000, 20
 """Most characters of a list of known names, which may come out of a file; and names shown of a longer one."""
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """Return a value for a message: printable, and short whatever it is."""
     try:
         return _SHORT.repr(value)
@@ -126,7 +126,7 @@ def shown(value: object) -> str:
 
 def as_word(name: object) -> str:
     """Return a name for a message, without quotes: printable and short."""
-    return shown(name) if isinstance(name, bool) else shown(str(name))[1:-1]
+    return show_value(name) if isinstance(name, bool) else show_value(str(name))[1:-1]
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
@@ -136,7 +136,7 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     known, word = sorted(options), name.casefold()
     spelled = {option.casefold(): option for option in reversed(known)}  # the first of those alike
     if close := difflib.get_close_matches(word[:200], spelled, n=1, cutoff=0.6):
-        return f"did you mean {shown(spelled[close[0]])}?"
+        return f"did you mean {show_value(spelled[close[0]])}?"
     names = known if listed is None else sorted(listed)
     with_it = [option for option in names if word and word in option.casefold()]
     with_it.sort(key=lambda option: not option.casefold().startswith(word))
@@ -155,7 +155,7 @@ def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] 
     >>> str(unknown("method", "surgcal", ["surgical", "vanilla"]))
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
-    return ConfigError(f"unknown {kind} {shown(name)}; {nearest(name, options, listed)}")
+    return ConfigError(f"unknown {kind} {show_value(name)}; {nearest(name, options, listed)}")
 
 
 def check_known(kind: str, name: str, options: Collection[str]) -> None:

@@ -37,7 +37,7 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
     >>> printable("lost\\nround 99/99")
     'lost\\\\nround 99/99'
     """
-    line = escaped(str(text)[: most + 1])
+    line = escape_text(str(text)[: most + 1])
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
@@ -46,7 +46,7 @@ JOINERS = "\u200c\u200d"
 """Zero-width non-joiner and joiner: invisible, and a part of the spelling in some scripts."""
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return a text with the escapes of Python in place of characters that are not printable."""
     if text.isprintable():
         return text
@@ -56,7 +56,7 @@ def escaped(text: str) -> str:
 
 def printable_lines(text: str) -> str:
     """Return a text of this program, which may have several lines, with other control characters escaped."""
-    return "\n".join(escaped(line) for line in text.split("\n"))
+    return "\n".join(escape_text(line) for line in text.split("\n"))
 
 
 class _OneLine(logging.Formatter):
@@ -95,7 +95,7 @@ def printable_values(value: Any) -> Any:
         return {printable_values(key): printable_values(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [printable_values(inner) for inner in value]
-    return escaped(value) if isinstance(value, str) else value
+    return escape_text(value) if isinstance(value, str) else value
 
 
 _MARKDOWN = re.compile(
@@ -119,7 +119,7 @@ def markdown(text: object) -> str:
     >>> markdown("a|<b>"), markdown("- 1. x"), markdown("T<2, N=0")
     ('a\\\\|\\\\<b\\\\>', '\\\\- 1. x', 'T\\\\<2, N=0')
     """
-    return _NUMBERED.sub(r"\1\\", _MARKDOWN.sub(r"\\\g<0>", escaped(str(text))))
+    return _NUMBERED.sub(r"\1\\", _MARKDOWN.sub(r"\\\g<0>", escape_text(str(text))))
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
@@ -144,10 +144,10 @@ def monai(value: Any) -> Any:
         return [monai(inner) for inner in value]
     if not isinstance(value, str) or not _MONAI.search(value):
         return value
-    return f"$'{''.join(map(_quoted, value))}'"
+    return f"$'{''.join(map(_quote, value))}'"
 
 
-def _quoted(c: str) -> str:
+def _quote(c: str) -> str:
     """Return a character inside of a literal of Python: letters and digits as they are, others by number."""
     if c.isascii() and c.isalnum():
         return c
@@ -193,7 +193,7 @@ def as_cell(text: str) -> str:
     >>> print(as_cell("a\\x1b[2J"))
     a\\x1b[2J
     """
-    return no_formula(escaped(text))
+    return no_formula(escape_text(text))
 
 
 def no_formula(text: str) -> str:

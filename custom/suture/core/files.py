@@ -425,7 +425,7 @@ def replacing(path: Path, durable: bool = True, *, private: bool = False) -> Ite
             shutil.rmtree(apart, ignore_errors=True)
 
 
-def contained(folder: Path) -> Callable[[Path], bool]:
+def within_folder(folder: Path) -> Callable[[Path], bool]:
     """Return a test of whether a path lies within a folder after every link on its way was followed.
 
     The folder itself may be a link. Each parent is resolved once, not once per file.
@@ -457,7 +457,7 @@ def named_file(name: str, folder: Path, key: str) -> Path:
     if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         raise ConfigError(rule)
     path = folder / name
-    if not path.exists() or not contained(folder)(path):
+    if not path.exists() or not within_folder(folder)(path):
         raise ConfigError(
             f"{rule}; copy it there: the folder has no such file, or a link that leads out of it"
         )
@@ -532,7 +532,7 @@ def _ended(path: Path) -> int:
     try:
         return sum(len(line) for line in read_lines(path) if line.endswith(b"\n"))
     except ValueError as error:
-        raise _damaged(path, str(error)) from None
+        raise _damage(path, str(error)) from None
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -586,7 +586,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """
     value = _record(_text(lambda: read_bounded(path), path), path)
     if missing := [key for key in keys if key not in value]:
-        raise _damaged(path, f"{missing[0]!r} is missing")
+        raise _damage(path, f"{missing[0]!r} is missing")
     return value
 
 
@@ -612,9 +612,9 @@ def _text(read: Callable[[], bytes], path: Path, first: int = 1) -> str:
         return read().decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + first
-        raise _damaged(path, f"line {line}: it is not text") from None
+        raise _damage(path, f"line {line}: it is not text") from None
     except ValueError as error:
-        raise _damaged(path, str(error)) from None
+        raise _damage(path, str(error)) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -625,15 +625,15 @@ def _record(text: str, path: Path, line: int = 1) -> dict[str, Any]:
         value = parse_json(text)
     except json.JSONDecodeError as error:
         at = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise _damaged(path, f"{at}: {error.msg}") from None
+        raise _damage(path, f"{at}: {error.msg}") from None
     except ValueError as error:
-        raise _damaged(path, f"line {line}: {error}") from None
+        raise _damage(path, f"line {line}: {error}") from None
     if not isinstance(value, dict):
-        raise _damaged(path, f"line {line}: a {type(value).__name__} instead of a table")
+        raise _damage(path, f"line {line}: a {type(value).__name__} instead of a table")
     return value
 
 
-def _damaged(path: Path, what: str) -> DataError:
+def _damage(path: Path, what: str) -> DataError:
     return DataError(
         f"{path} is damaged ({what}); restore it from a backup, or run the job again with another --out"
     )
@@ -654,7 +654,7 @@ def hold(path: Path, seconds: float, leftovers: str = "**/.*.tmp") -> IO[str]:
         DiskError: the file cannot be written, or the file system has no locks.
     """
     make_folder(path.parent)
-    file = _locked(path, seconds)
+    file = _lock(path, seconds)
     remove_leftovers(path.parent, leftovers)
     return file
 
@@ -702,10 +702,10 @@ def only_maker(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}{MAKING}")
     make_folder(path.parent)
     try:
-        held = _locked(lock, 0)
+        held = _lock(lock, 0)
     except InUse as other:
         log.warning("waiting for %s: %s", path, other)
-        held = _locked(lock, math.inf)
+        held = _lock(lock, math.inf)
     with held:
         remove_leftovers(path.parent, f".{path.name}.*.tmp")
         try:
@@ -714,7 +714,7 @@ def only_maker(path: Path) -> Iterator[None]:
             lock.unlink()  # by its holder alone: see `_locked`
 
 
-def _locked(path: Path, seconds: float) -> IO[str]:
+def _lock(path: Path, seconds: float) -> IO[str]:
     end = time.monotonic() + seconds
     while True:
         with writing(path):

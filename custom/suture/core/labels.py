@@ -22,7 +22,7 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 from suture.core.errors import ConfigError, LabelError
-from suture.core.escaping import JOINERS, escaped, printable
+from suture.core.escaping import JOINERS, escape_text, printable
 from suture.core.vocabulary import CANONICAL, SYNONYMS, rows
 
 LONGEST = 200
@@ -157,9 +157,9 @@ def _fault(name: str) -> str:
         return "it begins or ends with a space; remove it"
     for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
         if c in JOINERS and not _joins(name, at):
-            return f"it has {_described(c)} where its script does not need it; remove it"
+            return f"it has {_describe(c)} where its script does not need it; remove it"
         if not _usable(c):
-            return f"it has {_described(c)}; rename the class with letters, digits, spaces and {SIGNS[1:16]}"
+            return f"it has {_describe(c)}; rename the class with letters, digits, spaces and {SIGNS[1:16]}"
     return "" if any(c.isalnum() for c in name) else "give it at least one letter or digit"
 
 
@@ -181,7 +181,7 @@ def _script(c: str) -> str:
     return unicodedata.name(c, "").split(" ")[0] if c and unicodedata.category(c)[0] in "LM" else ""
 
 
-def _described(c: str) -> str:
+def _describe(c: str) -> str:
     """Return a character for a message: as it is where it is visible, and its number and name."""
     code = f"U+{ord(c):04X}"
     if unicodedata.category(c)[0] in "PS":
@@ -196,7 +196,7 @@ def check_value(text: str) -> str:
     Raises:
         LabelError: it cannot be used; says why.
     """
-    if len(text) > LONGEST or escaped(text) != text or not text.strip():
+    if len(text) > LONGEST or escape_text(text) != text or not text.strip():
         raise LabelError(
             f"{text[:80]!r} cannot be the value of an attribute; write at most {LONGEST} printable characters"
         )
@@ -262,11 +262,11 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
         own = (synonyms if isinstance(synonyms, Synonyms) else Synonyms(synonyms)).by_key
         if k in own and key(own[k]) != k:
             return canonical(own[k])
-    found = _KNOWN.get(k) or " ".join(map(_written, k.split(" ")))
+    found = _KNOWN.get(k) or " ".join(map(_write_name, k.split(" ")))
     return check_label(found, spelled=name)
 
 
-def _written(word: str) -> str:
+def _write_name(word: str) -> str:
     """Return a word of a key as it is written: with a capital first letter, and a Greek final sigma."""
     return _ACRONYMS.get(word) or word[:1].upper() + re.sub(r"(?<=\w)\u03c3$", "\u03c2", word[1:])
 

@@ -52,7 +52,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import ConfigError, LabelError, check_known, nearest, shown
+from suture.core.errors import ConfigError, LabelError, check_known, nearest, show_value
 from suture.core.files import atomic_write, read_bounded, read_toml
 from suture.core.labels import canonical, check_value
 from suture.core.validation import LabelName, Section, parse
@@ -122,7 +122,7 @@ class Relations:
         held: dict[str, dict[int, str]] = {}
         pairs = 0
         for name in order:
-            pairs = _counted(pairs, [held[parent] for parent in self.parents.get(name, ())], name)
+            pairs = _count(pairs, [held[parent] for parent in self.parents.get(name, ())], name)
             found = held[name] = dict.fromkeys(groups.get(name, ()), name)
             for number, other in (pair for p in self.parents.get(name, ()) for pair in held[p].items()):
                 if found.setdefault(number, other) != other:
@@ -145,7 +145,7 @@ class Relations:
         pairs = 0
         for name in self.order:
             parents = self.parents.get(name, ())
-            pairs = _counted(pairs, [above[parent] for parent in parents], name)
+            pairs = _count(pairs, [above[parent] for parent in parents], name)
             above[name] = frozenset(parents).union(*(above[parent] for parent in parents))
         return above
 
@@ -159,7 +159,7 @@ class Relations:
         return (*related, *sorted(found.difference(related)))
 
 
-def _counted(pairs: int, above: Iterable[Collection[object]], name: str) -> int:
+def _count(pairs: int, above: Iterable[Collection[object]], name: str) -> int:
     """Add what a class takes over from its parents, before it does."""
     pairs += sum(len(one) + 1 for one in above)
     if pairs > _MOST_PAIRS:
@@ -247,7 +247,10 @@ class _Rules:
         exclusive = ([row[name] for name in group if name in row] for group in relations.exclusive)
         self.exclusive = [group for group in exclusive if len(group) > 1]
         self.nothing = [
-            (row[name], [row[other] for other in sorted(annotated) if not _excepted(relations, name, other)])
+            (
+                row[name],
+                [row[other] for other in sorted(annotated) if not _is_exception(relations, name, other)],
+            )
             for name in relations.nothing
             if name in annotated
         ]
@@ -294,16 +297,16 @@ class _Rules:
         for child, parent in self.edges:
             below.setdefault(parent, []).append(child)
         for parent in sorted(below, reverse=True):
-            shown = present[below[parent]].any(axis=0)
-            none = np.zeros_like(shown)
+            child_present = present[below[parent]].any(axis=0)
+            none = np.zeros_like(child_present)
             for children in whole.get(parent, ()):
                 none |= absent[children].all(axis=0)
-            present[parent] = shown | (present[parent] & ~none)
-            absent[parent] = none | (absent[parent] & ~shown)
+            present[parent] = child_present | (present[parent] & ~none)
+            absent[parent] = none | (absent[parent] & ~child_present)
         return present, absent
 
 
-def _excepted(relations: Relations, nothing: str, other: str) -> bool:
+def _is_exception(relations: Relations, nothing: str, other: str) -> bool:
     """Whether a class says nothing of another one."""
     above = relations.ancestors.get(other, frozenset())
     return other == nothing or not {other, *above}.isdisjoint(relations.nothing[nothing])
@@ -408,10 +411,11 @@ def check_code(text: str) -> str:
     if system not in SYSTEMS:
         known = ", ".join(f"{word} ({name})" for word, name in SYSTEMS.items())
         raise LabelError(
-            f"{shown(text)}: codes are written SYSTEM:CODE, such as SCT:36118008; the systems are {known}"
+            f"{show_value(text)}: codes are written SYSTEM:CODE, such as SCT:36118008; "
+            f"the systems are {known}"
         )
     if why := _fault(system, code):
-        raise LabelError(f"{shown(text)} is not a valid code of {SYSTEMS[system]}: {why}")
+        raise LabelError(f"{show_value(text)} is not a valid code of {SYSTEMS[system]}: {why}")
     if text in GENERAL:
         raise LabelError(f"{text} describes a shape in any organ, not a class; write the code of the finding")
     return text

@@ -217,7 +217,7 @@ class ForkServer:
         if self._forked is None:
             self._forked = []
             with suppress(EOFError, OSError):
-                self._forked = [_found(pid) for pid in self._control.recv()]
+                self._forked = [_find_server(pid) for pid in self._control.recv()]
 
     def exit_code(self, index: int) -> int | None:
         """Wait for the end of a process; return its exit code, or that of the server if it has ended."""
@@ -252,7 +252,7 @@ class ForkServer:
         wait_for_end(filter(None, self._forked or []))
 
 
-def _found(pid: int) -> psutil.Process | None:
+def _find_server(pid: int) -> psutil.Process | None:
     """A process; None where it has ended and, as its parent was killed, nobody waits to be told."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid)

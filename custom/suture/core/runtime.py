@@ -176,7 +176,7 @@ def generator_for(*parts: str | int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+def seed_torch(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed the global generators, which dropout uses, within the block; restore their state afterwards."""
     cuda = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
-from suture.core.errors import ConfigError, LabelError, as_word, nearest, shown
+from suture.core.errors import ConfigError, LabelError, as_word, nearest, show_value
 from suture.core.files import check_plain
 from suture.core.labels import canonical
 
@@ -41,7 +41,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-def checked(check: Callable[[str], object]) -> AfterValidator:
+def check_with(check: Callable[[str], object]) -> AfterValidator:
     """Return a check of a name as one of pydantic's: it says what a `LabelError` says."""
 
     def named(name: str) -> str:
@@ -54,7 +54,7 @@ def checked(check: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(named)
 
 
-LabelName = Annotated[str, checked(canonical)]
+LabelName = Annotated[str, check_with(canonical)]
 """Any spelling of a label."""
 
 JOB_PATH = "a path"
@@ -124,7 +124,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         ConfigError: names the place of the first problem and, for an unknown key, the nearest valid one.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: write a table of keys and values (got {shown(values)})")
+        raise ConfigError(f"{where}: write a table of keys and values (got {show_value(values)})")
     try:
         check_plain(values)
         return with_numbers(adapter_of(kind).validate_python(dict(values)), values)
@@ -174,7 +174,7 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
     if problem["type"] == _POSITIONAL:
         return ConfigError(
             f"{where}: {error.title} takes its settings by name: write {error.title}(name=..., ...) in place "
-            f"of {error.title}({shown(problem['input'])}, ...)"
+            f"of {error.title}({show_value(problem['input'])}, ...)"
         )
     if problem["type"] in _UNKNOWN:
         hint = nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it"
@@ -183,7 +183,7 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
         return ConfigError(f"{where}: {place} is missing; write it")
     if not re.search(rf"[ .]{re.escape(place)}$", where):  # it names the place as --set model.train does
         where = f"{where}: {place or 'value'}"
-    return ConfigError(f"{where}: {said} (got {shown(problem['input'])})")
+    return ConfigError(f"{where}: {said} (got {show_value(problem['input'])})")
 
 
 _OURS = {

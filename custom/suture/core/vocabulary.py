@@ -54,7 +54,7 @@ SYNONYMS: dict[str, str] = {row["synonym"]: row["class"] for row in rows("synony
 AREAS: tuple[str, ...] = tuple(dict.fromkeys(entry.area for entry in ENTRIES.values()))
 
 
-def listed(source: str) -> tuple[str, ...]:
+def read_word_list(source: str) -> tuple[str, ...]:
     """Return the classes of a published data set, in the order of the vocabulary."""
     return tuple(name for name, entry in ENTRIES.items() if source in entry.lists)
 

@@ -178,7 +178,7 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
                 if len(packed.infolist()) > MOST_MEMBERS:
                     raise _many(archive)
                 for info in packed.infolist():
-                    yield info.filename, info.file_size, partial(_unzipped, archive, packed, info)
+                    yield info.filename, info.file_size, partial(_unzip, archive, packed, info)
             return
     for tar, member in tar_members(archive):
         content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
@@ -186,7 +186,7 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Callable[[], bytes]]]:
             yield member.name, member.size, content.read
 
 
-def _unzipped(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+def _unzip(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     """Return the content of a member, of which no more is unpacked than it announces.
 
     Of other methods than these two, Python unpacks all that it has read, whatever is asked for.

@@ -66,7 +66,7 @@ _STRIP = 2**20
 """Values that are worked on at a time."""
 
 
-def scaled(values: _Values, low: float, high: float) -> _Gray:
+def scale_gray(values: _Values, low: float, high: float) -> _Gray:
     """Map the range from `low` to `high` onto 0..255, rounded; what lies outside is cut off."""
     out = np.empty(values.shape, dtype=np.uint8)
     for rows in _strips(values):
@@ -108,7 +108,7 @@ FEATURES, ROW = "features", "row"
 and the number of each among the samples of its split ``[n]``, by which its views are found."""
 
 
-def viewed(inputs: Mapping[str, Tensor]) -> str:
+def view_key(inputs: Mapping[str, Tensor]) -> str:
     """Return the name of the input that methods have views of: the image, or its features."""
     return FEATURES if FEATURES in inputs else "image"
 
@@ -399,7 +399,7 @@ def augment(images: Tensor, source: Source, spec: Augmentation, *, std: Sequence
     n = images.shape[0]
     angle = spread(n, source, math.radians(spec.rotation))
     zoom = torch.stack([1 + spread(n, source, spec.zoom), 1 + spread(n, source, spec.zoom)])
-    mirror = chosen(n, source, spec.flip)
+    mirror = choose(n, source, spec.flip)
     contrast = (1 + spread(n, source, spec.contrast)).view(-1, 1, 1, 1)
     # The draws above are made for every spec. Those below are made only where a field needs them, so that
     # specs without these fields, and the batches after this one, draw the same numbers as before.
@@ -418,7 +418,7 @@ def augment(images: Tensor, source: Source, spec: Augmentation, *, std: Sequence
     scale = torch.tensor(tuple(std), dtype=images.dtype).view(1, -1, 1, 1)
     unit = 1 / scale.to(images.device, non_blocking=True)  # how far apart black and white are
     if spec.brightens:
-        change = spread(n, source, spec.brightness) * chosen(n, source, spec.brightness_chance)
+        change = spread(n, source, spec.brightness) * choose(n, source, spec.brightness_chance)
         images += change.view(-1, 1, 1, 1).to(unit, non_blocking=True) * unit
     if spec.blur_chance:
         _blur_some(images, source, spec.blur_chance, unit)
@@ -438,7 +438,7 @@ def spread(n: int, source: Source, limit: float) -> Tensor:
     return (draw(torch.rand, (n,), source) * 2 - 1) * limit
 
 
-def chosen(n: int, source: Source, chance: float) -> Tensor:
+def choose(n: int, source: Source, chance: float) -> Tensor:
     """bool ``[n]``: true with that chance."""
     return draw(torch.rand, (n,), source) < chance
 
@@ -457,12 +457,12 @@ def affine_maps(angle: Tensor, zoom: Tensor, mirror: Tensor, source: Source, spe
     n = len(angle)
     upright, moves = torch.ones(n), torch.zeros(n, 2, 1)
     if spec.vertical_flip:
-        upright = torch.where(chosen(n, source, spec.vertical_flip), -1.0, 1.0)
+        upright = torch.where(choose(n, source, spec.vertical_flip), -1.0, 1.0)
     if spec.shift:
         # A side is 2 long in the coordinates of `resample`.
         moves = 2 * torch.stack([spread(n, source, spec.shift) for _ in range(2)], dim=1).unsqueeze(2)
     if spec.affine_chance < 1:
-        moved = chosen(n, source, spec.affine_chance)
+        moved = choose(n, source, spec.affine_chance)
         angle, zoom, moves = angle * moved, torch.where(moved, zoom, 1.0), moves * moved.view(-1, 1, 1)
     cos, sin, side = torch.cos(angle), torch.sin(angle), torch.where(mirror, -1.0, 1.0)
     zoom_y, zoom_x = zoom
@@ -503,7 +503,7 @@ def _blur_some(images: Tensor, source: Source, chance: float, unit: Tensor) -> N
         unit: ``[1, 1 or c, 1, 1]``, the pixels' full range in `images`.
     """
     n = images.shape[0]
-    some = chosen(n, source, chance)
+    some = choose(n, source, chance)
     kind = torch.where(some, draw(functools.partial(torch.randint, 6), (n,), source), -1)
 
     def drawn(*kinds: int) -> Tensor:
@@ -529,7 +529,7 @@ def noise(shape: torch.Size, source: Source) -> Tensor:
     return draw(torch.randn, shape, source) * variance.sqrt() / 255
 
 
-def padded(images: Tensor, side: int) -> Tensor:
+def pad(images: Tensor, side: int) -> Tensor:
     """The border continued outwards, as far as a filter of side * side pixels looks."""
     return F.pad(images, [side // 2] * 4, mode="replicate")
 
@@ -538,7 +538,7 @@ def gaussian_blur(images: Tensor, side: int) -> Tensor:
     """Gaussian filter of side * side pixels, as wide as OpenCV makes it for that side."""
     sigma = 0.3 * ((side - 1) * 0.5 - 1) + 0.8
     line = [math.exp(-0.5 * ((i - side // 2) / sigma) ** 2) for i in range(side)]
-    out = padded(images, side)
+    out = pad(images, side)
     for axis in (-1, -2):
         length = out.shape[axis] - side + 1
         views = (out.narrow(axis, i, length) for i in range(side))
@@ -556,7 +556,7 @@ def _median_blur(images: Tensor, side: int) -> Tensor:
     most = images.abs().max().clamp(min=1e-6)
     scale = most.new_full((), 32767) / most  # not read: a GPU would be waited for
     # As whole numbers of 16 bits: comparing those takes a third of the time, and the median is one of them.
-    planes = (padded(images, side) * scale).round_().to(torch.int16).flatten(0, 1)
+    planes = (pad(images, side) * scale).round_().to(torch.int16).flatten(0, 1)
     # A GPU has no such cache, and waits for the host to launch the comparisons of each block.
     together = _BLOCK // planes[0].numel() if planes.device.type == "cpu" else len(planes)
     blocks = torch.split(planes, max(1, together))
@@ -573,14 +573,14 @@ def _medians(planes: Tensor, side: int) -> Tensor:
     height, width = (length - side + 1 for length in planes.shape[-2:])
     most = side * side // 2 + 1
     candidates = []
-    for i, across in enumerate(_sorted([planes.narrow(-2, k, height) for k in range(side)]), 1):
-        row = _sorted([across.narrow(-1, k, width) for k in range(side)])
+    for i, across in enumerate(_sort_channels([planes.narrow(-2, k, height) for k in range(side)]), 1):
+        row = _sort_channels([across.narrow(-1, k, width) for k in range(side)])
         counts = (max(i * j, (side + 1 - i) * (side + 1 - j)) for j in range(1, side + 1))
         candidates += [value for value, count in zip(row, counts, strict=True) if count <= most]
     return _median(candidates)
 
 
-def _sorted(values: Sequence[Tensor]) -> list[Tensor]:
+def _sort_channels(values: Sequence[Tensor]) -> list[Tensor]:
     """Three or five tensors, sorted pixel by pixel."""
     out = list(values)
     for low, high in _NETWORKS[len(out)]:

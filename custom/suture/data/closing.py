@@ -15,7 +15,7 @@ from suture.data.reading import Reading, rows_text
 from suture.data.table import Table
 
 
-def closed(reading: Reading, config: DatasetConfig) -> Reading:
+def close_reading(reading: Reading, config: DatasetConfig) -> Reading:
     """Return a reading with the labels that the site's atlas implies; as it is where the site names none.
 
     Only classes that the table has become known: nobody else's, and no new ones.

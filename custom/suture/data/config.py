@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args
 import tomli_w
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
-from suture.core.errors import ConfigError, as_word, nearest, shown
+from suture.core.errors import ConfigError, as_word, nearest, show_value
 from suture.core.files import atomic_write, read_toml
 from suture.core.privacy import PrivacyConfig
 from suture.core.validation import Section, in_words, with_numbers
@@ -151,7 +151,7 @@ def load_site_config(path: Path) -> SiteConfig:
         if others:
             several = ", ".join(map(str, (path, *others)))
             raise ConfigError(f"{path.parent.parent} is a study with several sites; give one of {several}")
-    return _validated(SiteConfig, _read(path), path)
+    return _validate(SiteConfig, _read(path), path)
 
 
 def load_server_config(path: Path) -> ServerConfig:
@@ -162,8 +162,8 @@ def load_server_config(path: Path) -> ServerConfig:
     """
     raw = _read(path)
     if raw.keys() <= {"storage"}:
-        return _validated(ServerConfig, raw, path)
-    config = _validated(SiteConfig, raw, path)
+        return _validate(ServerConfig, raw, path)
+    config = _validate(SiteConfig, raw, path)
     return ServerConfig(storage=config.storage, held_out=config)
 
 
@@ -176,11 +176,11 @@ def _read(path: Path) -> dict[str, Any]:
     return {"storage": {}} | raw
 
 
-def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
+def _validate(kind: type[S], raw: dict[str, Any], path: Path) -> S:
     try:
         return with_numbers(kind.model_validate(raw, context={"folder": path.absolute().parent}), raw)
     except ValidationError as error:
-        raise ConfigError(_explained(path, error.errors(), raw.get("data"))) from error
+        raise ConfigError(_explain_error(path, error.errors(), raw.get("data"))) from error
 
 
 def find_site_config(site: str, workspace: Path | None) -> Path:
@@ -230,11 +230,11 @@ def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
         config: DataConfig = with_numbers(TypeAdapter(DataConfig).validate_python(dict(values)), values)
     except ValidationError as error:
         faults = [{**fault, "loc": ("data", *fault["loc"])} for fault in error.errors()]
-        raise ConfigError(_explained(where, faults, values)) from None
+        raise ConfigError(_explain_error(where, faults, values)) from None
     return config
 
 
-def _explained(source: Path | str, faults: Sequence[Any], data: Any) -> str:
+def _explain_error(source: Path | str, faults: Sequence[Any], data: Any) -> str:
     """The first faults of pydantic, one a line, and how many more there are.
 
     Args:
@@ -255,7 +255,7 @@ def _explain(source: Path | str, fault: Any, dataset: str | None) -> str:
     if section != "data":
         dataset = None
     key = f"[{section}] {'.'.join(rest)}".strip() if section in _SECTIONS else section
-    value = f" = {shown(fault['input'])}" if rest else ""
+    value = f" = {show_value(fault['input'])}" if rest else ""
     if fault["type"] == "extra_forbidden":
         return f"{source}: {_unknown_key(section, rest, dataset)}"
     if fault["type"] == "value_error" and not rest:
@@ -266,7 +266,7 @@ def _explain(source: Path | str, fault: Any, dataset: str | None) -> str:
         return f"{source}: [data] dataset is missing; write it"
     if fault["type"] == "unknown_dataset":
         word = str(dataset)
-        return f"{source}: unknown [data] dataset = {shown(word)}; {nearest(word, DATASETS.names())}"
+        return f"{source}: unknown [data] dataset = {show_value(word)}; {nearest(word, DATASETS.names())}"
     if fault["type"] == "literal_error":
         words = [word.strip("'") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         word = str(fault["input"])

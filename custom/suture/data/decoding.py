@@ -40,7 +40,7 @@ from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, RLELossless
 
 from suture.core.errors import DataError
 from suture.core.escaping import printable
-from suture.data.batch import by_value, scaled
+from suture.data.batch import by_value, scale_gray
 from suture.data.limits import check_pixels, check_scans
 
 LOG = logging.getLogger(__name__)
@@ -131,9 +131,9 @@ def decode_dicom(data: bytes) -> tuple[Image.Image, int, str]:
     pixels, bits = dataset.pixel_array, int(dataset.BitsStored)
     modality = str(dataset.get("Modality") or "")
     if pixels.ndim == 3:
-        return Image.fromarray(scaled(pixels, 0.0, 2.0**bits - 1)), bits, modality
+        return Image.fromarray(scale_gray(pixels, 0.0, 2.0**bits - 1)), bits, modality
     _check_rescaling(dataset)
-    return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset))), bits, modality
+    return Image.fromarray(by_value(pixels, lambda values: _apply_window(values, dataset))), bits, modality
 
 
 IDENTIFIERS = ("AccessionNumber", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "PatientID")
@@ -152,7 +152,7 @@ def identifiers(data: bytes) -> dict[str, str]:
         return {}
 
 
-def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
+def _apply_window(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
     """Return stored values as the gray levels of a screen."""
     shown = apply_voi_lut(apply_modality_lut(values, dataset), dataset).astype(np.float64, copy=False)
     low, high = float(shown.min()), float(shown.max())
@@ -160,7 +160,7 @@ def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
         raise ValueError("its pixels or its rescaling give values that are not finite")
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         shown = low + high - shown
-    return scaled(shown, low, max(high, low + 1.0))
+    return scale_gray(shown, low, max(high, low + 1.0))
 
 
 def _check_syntax(file: io.BytesIO) -> None:
@@ -245,11 +245,13 @@ def _check_runs(frame: bytes) -> None:
     number, *offsets = struct.unpack("<16L", frame[:64])
     ends = [*offsets[1:number], len(frame)]
     for start, end in zip(offsets[:number], ends, strict=False):
-        if (end - start) * _LONGEST_RUN > MOST_OF_SEGMENT and _unpacked(frame[start:end]) > MOST_OF_SEGMENT:
+        if (end - start) * _LONGEST_RUN > MOST_OF_SEGMENT and _unpacked_size(
+            frame[start:end]
+        ) > MOST_OF_SEGMENT:
             raise ValueError(f"a segment of it unpacks to more than {MOST_OF_SEGMENT:,} bytes")
 
 
-def _unpacked(segment: bytes) -> int:
+def _unpacked_size(segment: bytes) -> int:
     """Return the number of bytes that a run-length encoded segment unpacks to (PS3.5 G.3.2)."""
     total = position = 0
     while position < len(segment):
@@ -309,7 +311,7 @@ def decode_array(data: bytes) -> tuple[Image.Image, int]:
     low, high = float(values.min()), float(values.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError("it has values that are not finite")
-    return Image.fromarray(scaled(values, low, high if high > low else low + 1.0)), bits
+    return Image.fromarray(scale_gray(values, low, high if high > low else low + 1.0)), bits
 
 
 def _npy(data: bytes) -> NDArray[np.generic]:
@@ -521,7 +523,7 @@ def _pillow(data: bytes, bits: int | None) -> Opened:
     check_scans(data)
     _turn(image)
     if image.mode.startswith("I"):  # Pillow's own conversion to "L" clips at 255
-        return _scaled(np.asarray(image), min(16, int(np.min(tags.get(_BITS_PER_SAMPLE, 16)))), bits)
+        return _scale(np.asarray(image), min(16, int(np.min(tags.get(_BITS_PER_SAMPLE, 16)))), bits)
     if image.mode == "F":
         raise ValueError("floating-point pixels have no agreed range; save it with 8 or 16 bits")
     # A palette may hold transparency, which a direct conversion would not drop.
@@ -537,7 +539,7 @@ def _turn(image: Image.Image) -> None:
         warnings.warn(f"its EXIF is damaged; any orientation in it is ignored ({error})", stacklevel=2)
 
 
-def _scaled(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> Opened:
+def _scale(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> Opened:
     """Scale gray values from the range of their depth; one that lies outside of it would be cut off."""
     depth = stored if stored < 16 else bits or 16
     lowest, highest = int(values.min()), int(values.max())
@@ -548,7 +550,7 @@ def _scaled(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> 
             f"it holds the value {highest:,}, which has more than {depth} bits; set [data] bits = "
             f"{needed_bits(highest)}, or remove the key"
         )
-    return Opened(Image.fromarray(scaled(values, 0.0, 2.0**depth - 1)), stored, highest)
+    return Opened(Image.fromarray(scale_gray(values, 0.0, 2.0**depth - 1)), stored, highest)
 
 
 def needed_bits(highest: int) -> int:

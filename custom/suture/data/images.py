@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from suture.core.errors import DataError
-from suture.core.files import contained, open_regular
+from suture.core.files import open_regular, within_folder
 from suture.core.processes import usable_cores
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
@@ -111,12 +111,12 @@ def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
     """
     found: dict[str, set[str]] = {}
     for path in paths:
-        folded = _folded(path)
+        folded = _fold(path)
         for spelling in {folded, folded.rpartition("/")[2]}:
             found.setdefault(spelling if spelling == folded else f"*/{spelling}", set()).add(path)
 
     def find(cell: str) -> str | None:
-        parts = _folded(cell).split("/")[-_MOST_PARTS:]
+        parts = _fold(cell).split("/")[-_MOST_PARTS:]
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
         ends += [f"*/{parts[0]}"] if len(parts) == 1 else []
         fitting = next((found[end] for end in ends if end in found), set[str]())
@@ -125,7 +125,7 @@ def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
     return find
 
 
-def _folded(cell: str) -> str:
+def _fold(cell: str) -> str:
     """A path as `loosely` compares it."""
     path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", unquote(cell).strip()).casefold())
     folder, _, _ = path.replace("\\", "/").rpartition("/")
@@ -193,7 +193,7 @@ class ImageSource:
             raise DataError(
                 f"{root} is neither a folder nor a {', '.join(ARCHIVES)} archive; correct [data] root"
             )
-        inside = contained(root)
+        inside = within_folder(root)
         for path in self.archives if root.is_dir() and not follow_links else ():
             if not inside(path):
                 raise DataError(f"{path} leads out of {root}; {FOLLOW}")
@@ -326,7 +326,7 @@ class ImageSource:
 
     def _files(self) -> Iterator[tuple[str, _Location]]:
         """The files of the folder; of links, those that may be followed."""
-        inside = contained(self.root)
+        inside = within_folder(self.root)
         for folder, folders, names in os.walk(self.root, followlinks=self.follow_links):
             here = Path(folder)
             with os.scandir(folder) as entries:
@@ -496,7 +496,7 @@ def images_of(folder: Path) -> Images:
     if len(top) == 1 and all("/" in name for name in found):
         root = folder / top.pop()
         found = {name.partition("/")[2] for name in found}
-    inside = contained(root)
+    inside = within_folder(root)
     out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
     return Images(root, frozenset(found), folder, out, frozenset(masks))
 

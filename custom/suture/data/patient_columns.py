@@ -146,7 +146,7 @@ def torn_patients(
         cells = sheet.column(name, "the patients")
         nests = _nests(fine, cells)
         enough = max(_HANDFUL, 0 if chosen == -1 and rank == 0 else _SHARE * len({*fine}))
-        if len({*cells} - {""}) <= enough or not (torn := _torn(sheet, name, cells, split)):
+        if len({*cells} - {""}) <= enough or not (torn := _describe_conflict(sheet, name, cells, split)):
             continue
         if rank == len(_PATIENTS) or (chosen is not None and 0 <= chosen < rank):
             if not all(map(_COUNT.fullmatch, cells)):  # numbers within each patient
@@ -165,7 +165,7 @@ def torn_patients(
     return faults, tuple(notes)
 
 
-def _torn(sheet: Sheet, name: str, cells: Sequence[str], split: Sequence[str]) -> str:
+def _describe_conflict(sheet: Sheet, name: str, cells: Sequence[str], split: Sequence[str]) -> str:
     """How many values of a column lie in two splits; empty where none does."""
     lies: dict[str, set[str]] = {}
     for value, part in zip(cells, split, strict=True):

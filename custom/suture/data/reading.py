@@ -129,7 +129,7 @@ def read_text(path: Path, encoding: str = UTF8) -> str:
     Raises:
         DataError: the file is missing, cut short, not text in that encoding, or longer than `MOST_TEXT`.
     """
-    with readable_table(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
+    with readable_table(path, encoding=encoding), _open(path, MOST_TEXT, encoding) as file:
         return file.read()
 
 
@@ -179,7 +179,7 @@ def _records(
     if is_workbook(path):
         yield from workbook_rows(path, only)
         return
-    with _opened(path, most, encoding) as file:
+    with _open(path, most, encoding) as file:
         # Tuples, because the collector of cycles looks through lists again and again: half of the time.
         records = map(tuple, csv.reader(file, strict=True, delimiter=delimiter))
         first = next(records, ())
@@ -238,7 +238,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file cannot be read, is no UTF-8 text, or has a line longer than `LONGEST_LINE`.
     """
-    with readable_table(path), _opened(path) as file:
+    with readable_table(path), _open(path) as file:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
@@ -317,7 +317,7 @@ def beside(folder: Path, name: str, remedy: str) -> Path:
     raise DataError(f"{folder / name} is missing; {remedy}")
 
 
-def _opened(path: Path, most: float = math.inf, encoding: str = UTF8) -> IO[str]:
+def _open(path: Path, most: float = math.inf, encoding: str = UTF8) -> IO[str]:
     return io.TextIOWrapper(cast(IO[bytes], _Bounded(path, most)), encoding=encoding, newline="")
 
 
@@ -356,7 +356,7 @@ def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
         LabelError: `labels` names one thing twice.
     """
     if config.labels:
-        return restricted(table, config)
+        return restrict(table, config)
     counts = (table.y == 1).sum(axis=0)
     names = tuple(name for name, count in zip(table.labels, counts, strict=True) if count >= least)
     if not names:
@@ -366,7 +366,7 @@ def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
     return table.restrict(LabelSet(names))
 
 
-def restricted(table: Table, config: DatasetConfig) -> Table:
+def restrict(table: Table, config: DatasetConfig) -> Table:
     """Restrict the table of a public data set to the labels that the site names; by default to all.
 
     Raises:

@@ -93,15 +93,13 @@ def classes(y: NDArray[np.float32]) -> Codes:
     return kinds
 
 
-def crossed(*codes: Sequence[object] | Codes) -> Codes:
+def cross_strata(*codes: Sequence[object] | Codes) -> Codes:
     """Return one number for each combination of several codings of the same rows."""
     columns = [np.unique(np.asarray(code), return_inverse=True)[1] for code in codes]
     return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].astype(np.intp).reshape(-1)
 
 
-def stratified(
-    strata: Codes, shares: Sequence[float], seed: int, groups: Sequence[str] | None = None
-) -> Codes:
+def stratify(strata: Codes, shares: Sequence[float], seed: int, groups: Sequence[str] | None = None) -> Codes:
     """Return the part of each row: every stratum is shuffled and cut in the same shares.
 
     Counts are rounded down; the remaining units go to the parts with the largest remainders, ties to the
@@ -131,7 +129,7 @@ def stratified(
     return part[unit]
 
 
-def divided(
+def divide(
     table: Table, shares: tuple[float, float, float], seed: int, strata: Codes | None = None
 ) -> tuple[str, ...]:
     """Return the split of each row, with patients (or lesions) kept together.
@@ -145,7 +143,7 @@ def divided(
     Raises:
         DataError: the shares do not add up to 1.
     """
-    part = stratified(classes(table.y) if strata is None else strata, shares, seed, table.patients)
+    part = stratify(classes(table.y) if strata is None else strata, shares, seed, table.patients)
     return tuple(SPLITS[i] for i in part)
 
 
@@ -157,7 +155,7 @@ def in_turn(strata: Codes, k: int, seed: int, groups: Sequence[str] | None = Non
     Args:
         strata: of each of n rows, such as its class.
         seed: of the shuffles.
-        groups: as in `stratified`.
+        groups: as in `stratify`.
     """
     unit, stratum = units(strata, groups)
     rng = np.random.default_rng(seed)

@@ -139,7 +139,7 @@ class Vocabulary:
         return pad_sequence(tokens, batch_first=True, padding_value=UNKNOWN), length
 
 
-def counted(texts: Iterable[str], tokeniser: Tokeniser = "unicode") -> Counter[str]:
+def count_words(texts: Iterable[str], tokeniser: Tokeniser = "unicode") -> Counter[str]:
     """How often each token occurs in some documents, in the order in which the tokens appear."""
     return Counter(token for text in texts for token in tokenise(text, tokeniser))
 
@@ -164,7 +164,7 @@ def build_vocabulary(
     Raises:
         ConfigError: no word occurs often enough.
     """
-    counts, having = counted(texts, tokeniser), dict[str, set[str]]()
+    counts, having = count_words(texts, tokeniser), dict[str, set[str]]()
     for patient, text in zip(patients or map(str, range(len(texts))), texts, strict=True):
         for word in tokenise(text, tokeniser) if fewest > 1 else ():
             having.setdefault(word, set()).add(patient)

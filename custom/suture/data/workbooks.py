@@ -122,7 +122,7 @@ def main() -> None:
     limit_memory(_MOST_MEMORY + os.fstat(0).st_size)
     with suppress(BrokenPipeError):  # whoever reads has enough
         try:
-            for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
+            for row in decode(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
                 print(json.dumps(row))
                 limit_seconds(_MOST_SECONDS)
         except DataError as error:
@@ -130,7 +130,7 @@ def main() -> None:
         print(json.dumps(last), flush=True)
 
 
-def decoded(
+def decode(
     path: Path, only: Collection[str] | None, source: str | Path, every: bool = False
 ) -> Iterator[tuple[str, ...]]:
     """Yield what `workbook_rows` does; in the process that calls.
@@ -214,7 +214,7 @@ def _cells(path: Path, results: Any, formulas: Any) -> Iterator[list[str]]:
         for cell, formula in zip(row, written, strict=True):
             if formula.data_type == "f" and cell.value is None and cell.data_type == "n":
                 raise DataError(f"{path} has formulas without results; open it in Excel, and save it")
-        yield [_shown(cell.value, cell) for cell in row]
+        yield [_show_cell(cell.value, cell) for cell in row]
 
 
 def _check_size(path: Path, workbook: IO[bytes]) -> None:
@@ -259,7 +259,7 @@ def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> It
         for batch in file.iter_batches(_PARQUET_ROWS, columns=only and names, use_threads=False):
             blank = [""] * batch.num_rows
             columns = {
-                name: list(map(_shown, _values(path, column)))
+                name: list(map(_show_cell, _values(path, column)))
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
             }
             yield from map(list, zip(*(columns.get(name, blank) for name in schema.names), strict=True))
@@ -291,7 +291,7 @@ def _values(path: Path, column: Any) -> list[Any]:
     return list(column.dictionary_decode().to_pylist())
 
 
-def _shown(value: Any, cell: Any = None) -> str:
+def _show_cell(value: Any, cell: Any = None) -> str:
     """A value as a spreadsheet shows it, but dates as in ISO 8601 and numbers with all of their digits."""
     if value is None or value != value:
         return ""

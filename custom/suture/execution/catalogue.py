@@ -14,7 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
+from suture.core.entry_points import (
+    Registry,
+    find_entry_points,
+    find_foreign,
+    load,
+    of_this_distribution,
+    package_of,
+)
 from suture.core.errors import ConfigError, unknown
 from suture.core.escaping import printable
 from suture.execution.job import job_file, jobs_of_flare, known_jobs, may_register, summary
@@ -28,19 +35,19 @@ T = TypeVar("T")
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of everything; of what cannot be used, the reason."""
-    own = stored()
+    own = read_stored()
     for name, entry in own.pop("method").items():
         yield "method", name, f"{entry['title']} ({entry['paper']})"
-    for name in sorted(registered()):
+    for name in sorted(find_foreign()):
         yield "method", name, _or_reason(_outside_method, name)
     for kind, entries in own.items():
         for name, text in entries.items():
             yield kind, name, text
-        for name in sorted(registered(_GROUPS[kind])):
+        for name in sorted(find_foreign(_GROUPS[kind])):
             yield kind, name, _or_reason(_outside, (kind, name))
     for name, path in {**known_jobs(), **jobs_of_flare()}.items():
         yield "job", name, _or_reason(summary, path)
-    for kind, points in found("suture.catalogue").items():
+    for kind, points in find_entry_points("suture.catalogue").items():
         try:
             listed = load(points[0], "catalogue", "a function")
         except ConfigError as reason:
@@ -57,7 +64,7 @@ def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
         ConfigError: there is none of that name (names the nearest), or the job is code without `trust`.
     """
     path = job_file(job, trust=trust)
-    names = {*stored()["method"], *registered()}
+    names = {*read_stored()["method"], *find_foreign()}
     for setting in settings:
         key, _, name = setting.partition("=")
         if key.strip() == "method" and name not in names and not may_register(path):
@@ -70,7 +77,7 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
     Raises:
         ConfigError: there is no such model, or its package, file or folder cannot be used.
     """
-    from suture.core.runtime import seeded
+    from suture.core.runtime import seed_torch
     from suture.models import ModelSpec, encoder_of, example_of, self_contained
     from suture.models.adapters import default_targets
 
@@ -87,7 +94,7 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
         yield "normalisation", f"of values in [0, 1]: mean {list(prepare.mean)}, std {list(prepare.std)}"
     if entry.tokenise:
         yield "documents", f"the first {entry.size} tokens; model.longest sets another number"
-    with seeded(0):
+    with seed_torch(0):
         network, width = entry.build(spec, None)
     state = network.state_dict()
     norms = sum(name.endswith("running_mean") for name in state)
@@ -101,10 +108,10 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
     yield "weights", none if entry.weights is None else f"model.weights: {words}"
 
 
-def stored() -> dict[str, dict[str, Any]]:
+def read_stored() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
-    found: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
-    return found
+    entries: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
+    return entries
 
 
 def _registries() -> dict[str, Registry[Any]]:
@@ -125,12 +132,12 @@ def from_registries() -> dict[str, dict[str, Any]]:
     def ours(made: Any) -> bool:
         return of_this_distribution(made.__module__)  # others may have been registered meanwhile
 
-    found = _registries()
-    models = {name: entry.text for name, entry in found.pop("model").items() if ours(entry.build)}
+    registries = _registries()
+    models = {name: entry.text for name, entry in registries.pop("model").items() if ours(entry.build)}
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
         "model": models | {family.form: family.text for family in FAMILIES.values()},
-        **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in found.items()},
+        **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in registries.items()},
     }
 
 
@@ -146,14 +153,14 @@ def method_entry(name: str, kind: Any) -> dict[str, Any]:
         "paper": about.paper,
         "question": about.question,
         "labels": labels,
-        "sends": _sent(method),
+        "sends": _describe_sent(method),
         "cost": json.loads(COSTS.read_bytes()).get(name),
     }
 
 
 def by_question() -> dict[str, dict[str, dict[str, Any]]]:
     """Return the entries of the methods of this package by question and name; the most asked first."""
-    methods = stored()["method"]
+    methods = read_stored()["method"]
     asked = Counter(entry["question"] for entry in methods.values())
     order = [question for question, _ in asked.most_common() if question != "references"]
     return {
@@ -162,7 +169,7 @@ def by_question() -> dict[str, dict[str, dict[str, Any]]]:
     }
 
 
-def _sent(method: Any) -> str:
+def _describe_sent(method: Any) -> str:
     """Return what a site sends in a round besides its figures, in words."""
     from suture.models.classifier import Layout
     from suture.protocol.egress import NUM_SAMPLES

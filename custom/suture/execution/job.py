@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.entry_points import of_this_distribution
-from suture.core.errors import ConfigError, SutureError, shown, unknown
+from suture.core.errors import ConfigError, SutureError, show_value, unknown
 from suture.core.files import read_regular, read_toml
 from suture.core.labels import as_job, check_job
 from suture.core.ontology import study_atlas
@@ -132,7 +132,7 @@ class Job(Schedule):
                 raise unknown("setting of flare", key, _FLARE)
             kind, form = _FLARE[key]
             if type(value) is not kind or (isinstance(value, int) and value < 0):
-                raise ConfigError(f"{self.name}: flare.{key}={shown(value)}: give {form}")
+                raise ConfigError(f"{self.name}: flare.{key}={show_value(value)}: give {form}")
         check_trains(self.method)
 
     def plan(self, experiment: str) -> Plan:
@@ -240,10 +240,10 @@ def beside(job: Job, folder: Path) -> Job:
     """
     if job.simulation is None and StudySites(str(folder)).found():
         job = dataclasses.replace(job, simulation=StudySites())
-    return located(job, folder)
+    return job_in_folder(job, folder)
 
 
-def located(settings: T, folder: Path) -> T:
+def job_in_folder(settings: T, folder: Path) -> T:
     """Return a job, or a part of it, whose relative paths start at a folder; files that others hold stay."""
     words = {"clinical", CORPUS, TFIDF, *WEIGHTS}
 
@@ -504,14 +504,14 @@ def _differing(base: Job, job: Job) -> list[str]:
     return settings + [f"{key}={json.dumps(value)}" for key, value in differing.items()]
 
 
-def _installed() -> Path:
+def _installed_jobs() -> Path:
     """Return the folder of the jobs that come with Suture; in a clone suture_jobs is a link to jobs/."""
     return (Path(__file__).resolve().parents[2] / "suture_jobs").resolve()
 
 
 def jobs_folder() -> Path:
     """Return the folder of the jobs: those that are installed, else that of the working directory."""
-    return _installed() if _installed().is_dir() else Path("jobs").resolve()
+    return _installed_jobs() if _installed_jobs().is_dir() else Path("jobs").resolve()
 
 
 def known_jobs() -> dict[str, Path]:
@@ -586,7 +586,7 @@ def refuse_code(path: Path) -> None:
     Raises:
         ConfigError: it is; names the file and the remedy.
     """
-    if path.suffix != ".toml" and not path.is_relative_to(_installed()):
+    if path.suffix != ".toml" and not path.is_relative_to(_installed_jobs()):
         raise ConfigError(
             f"{path} is code that would run with your rights. Read it first; then name the file itself, "
             "or add --trust (in Python: trust=True). Or ask its author for a job.toml, which is data "
@@ -605,7 +605,7 @@ def summary(path: Path) -> str:
         line = first.removeprefix("#").strip() if first.startswith("#") else ""
         notes = (f"--preset {name}: {preset['note']}" for name, preset in _presets(path).items())
         return " ".join([line, *notes])
-    return (ast.get_docstring(_parsed(path)[0]) or "").partition("\n")[0]
+    return (ast.get_docstring(_parse(path)[0]) or "").partition("\n")[0]
 
 
 def preset_settings(job: str | Path, name: str | None, *, trust: bool = False) -> list[str]:
@@ -640,13 +640,13 @@ def may_register(path: Path) -> bool:
     """
     if path.suffix == ".toml":
         return False
-    module, source = _parsed(path)
+    module, source = _parse(path)
     imported = [name.name for node in ast.walk(module) if isinstance(node, ast.Import) for name in node.names]
     imported += [node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
     return b"register" in source or not all(map(of_this_distribution, imported))
 
 
-def _parsed(path: Path) -> tuple[ast.Module, bytes]:
+def _parse(path: Path) -> tuple[ast.Module, bytes]:
     """Return a file, which is not run, as syntax and as it is."""
     try:
         source = read_regular(path)

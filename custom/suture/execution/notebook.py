@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from suture.core.entry_points import hook, of_this_distribution, registered
+from suture.core.entry_points import find_foreign, hook, of_this_distribution
 from suture.core.errors import ConfigError
 from suture.execution.job import Job, load_job, with_settings
 from suture.execution.run import Environment, run_job
@@ -93,7 +93,7 @@ def register(kind: M) -> M:
     check_kind(kind, f"register({kind!r})")
     name = kind.about.name
     known = METHODS.get(name)
-    if name in registered() or (known is not None and of_this_distribution(known.__module__)):
+    if name in find_foreign() or (known is not None and of_this_distribution(known.__module__)):
         raise ConfigError(f"there is a method {name!r} already; give {kind.__qualname__} another name")
     METHODS[name] = kind
     return kind
@@ -105,7 +105,7 @@ def known_methods() -> dict[str, type[Method]]:
     One that cannot be used is left out; a warning says why.
     """
     found = dict(METHODS)
-    for name in registered():
+    for name in find_foreign():
         try:
             found[name] = outside_method(name)
         except ConfigError as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.labels import LabelSet
-from suture.data.split import Codes, classes, crossed, in_turn, strata, stratified, units
+from suture.data.split import Codes, classes, cross_strata, in_turn, strata, stratify, units
 from suture.data.table import SPLITS, Split, Table
 
 Classes = Literal["published", "disjoint", "single", "round_robin", "all"]
@@ -246,7 +246,7 @@ def iid(table: Table, k: int, seed: int) -> Codes:
     Raises:
         DataError: fewer patients with training images than sites.
     """
-    site = in_turn(crossed(_split_codes(table), classes(table.y)), k, seed, table.patients)
+    site = in_turn(cross_strata(_split_codes(table), classes(table.y)), k, seed, table.patients)
     if not _all_train(table, site, k):
         raise DataError(f"{table.root}: too few training images for {k} sites; take fewer sites")
     return site
@@ -262,7 +262,7 @@ def dirichlet(table: Table, k: int, alpha: float, seed: int) -> Codes:
     Raises:
         DataError: a thousand draws each left a site without one.
     """
-    strata = crossed(_split_codes(table), classes(table.y))
+    strata = cross_strata(_split_codes(table), classes(table.y))
     kind = dict(zip(strata.tolist(), classes(table.y).tolist(), strict=True))
     unit, stratum = units(strata, table.patients)
     rng = np.random.default_rng(seed)
@@ -308,7 +308,7 @@ def by_attribute(table: Table, attribute: Sequence[str], k: int, dominance: floa
     site = np.empty(len(table), dtype=np.intp)
     for rows, last in ((rare, dominance), (~rare, min(1.0, (1 - dominance) * few / max(many, 1)))):
         shares = [(1 - last) / (k - 1)] * (k - 1) + [last]
-        site[rows] = stratified(classes(table.y)[rows], shares, seed, patients[rows].tolist())
+        site[rows] = stratify(classes(table.y)[rows], shares, seed, patients[rows].tolist())
     return site
 
 

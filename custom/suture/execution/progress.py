@@ -30,7 +30,7 @@ from suture.core.files import open_regular
 
 
 @contextmanager
-def followed(events: Path, take: Callable[[str], None]) -> Iterator[None]:
+def follow(events: Path, take: Callable[[str], None]) -> Iterator[None]:
     """Call a function, in a thread, with each line that is appended to a file while the block runs.
 
     Args:
@@ -257,7 +257,7 @@ def following(out: Path, title: str, env: str) -> Iterator[None]:
     else:
         live.start()
     try:
-        with followed(out / "events.jsonl", _printer(progress, console, live)):
+        with follow(out / "events.jsonl", _printer(progress, console, live)):
             yield
     finally:
         if live:

@@ -57,7 +57,7 @@ from suture.federation.site.diagnostics import collect, read_left_out, write_lef
 from suture.federation.site.site import Site, check_consent
 from suture.federation.store import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
-from suture.learning.samples import SiteSamples, load_samples, pooled
+from suture.learning.samples import SiteSamples, load_samples, pool
 from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.protocol.messages import SiteInfo
@@ -220,7 +220,7 @@ def run_job(
     folder = run_folder(job, out)
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
-    with locked(folder), _processes(job, env, folder, workers or 1) as processes:
+    with lock(folder), _processes(job, env, folder, workers or 1) as processes:
         with preparing(folder, job, resume=resume, overwrite=overwrite):
             if isinstance(processes, Simulator):
                 processes.start()  # it imports while the sites are written
@@ -435,7 +435,7 @@ def _parties(
         name: (LabelSet(registry.members[name].names, labels.label_type), samples)
         for name, (labels, samples) in parts.items()
     }
-    together = pooled(parts, absent=job.method.labels.unknown == "negative")
+    together = pool(parts, absent=job.method.labels.unknown == "negative")
     party = _pooled_config(next(iter(configs.values())), registry.codes)
     origins = {name: _origin(registry, name, config) for name, config in configs.items()}
     return {POOLED: opener(POOLED, party, lambda: together)}, origins
@@ -474,7 +474,7 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
             raise ConfigError(
                 f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
             )
-    elif _unprepared(out) or (not resume and _failed_early(out)):
+    elif _is_unprepared(out) or (not resume and _failed_early(out)):
         if not (resume and _copied_half(out)):
             files_of_run(out)
     elif not (out / "run.json").exists():
@@ -485,7 +485,7 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         _check_run(out, job, resume=resume)
 
 
-def _unprepared(out: Path) -> bool:
+def _is_unprepared(out: Path) -> bool:
     """Whether a process was killed before it had described a run: there is nothing to continue."""
     names = {path.name for path in out.iterdir()}
     return bool({PREPARING, REPLACED} & names) or (
@@ -604,7 +604,7 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         with writing(out):
             put_back(out)
     check_folder(out, job, resume=resume, overwrite=overwrite)
-    if resume and (out / "run.json").exists() and not _unprepared(out) and not overwrite:
+    if resume and (out / "run.json").exists() and not _is_unprepared(out) and not overwrite:
         yield
         return
     if (out / PREPARING).exists():
@@ -642,7 +642,7 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
+def lock(out: Path) -> Iterator[None]:
     """Lock a run folder, which is made where there is none, against a second run at the same time.
 
     Raises:

@@ -528,14 +528,14 @@ def first_logged(text: str) -> str | None:
     lines = _COLOUR.sub("", text).splitlines()
     for number, line in enumerate(lines):
         if logged := _ERROR.match(line):
-            raised = _raised(lines[number + 1 :])
+            raised = _find_raised(lines[number + 1 :])
             return printable(f"{logged[1]}: {raised}" if raised else logged[1])
         if line.startswith("Traceback (most recent call last)"):
-            return printable(_raised(lines[number + 1 :]) or line)
+            return printable(_find_raised(lines[number + 1 :]) or line)
     return None
 
 
-def _raised(lines: list[str]) -> str | None:
+def _find_raised(lines: list[str]) -> str | None:
     """Return the last exception of the lines before the next entry of a log."""
     found = None
     for line in lines:

@@ -92,11 +92,11 @@ class Loop:
 
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
-            receive(name, answered(self._sites[name], task, packed))
+            receive(name, answer_task(self._sites[name], task, packed))
         return {}
 
 
-def answered(site: Site, task: TaskName, packed: Packed) -> Packed:
+def answer_task(site: Site, task: TaskName, packed: Packed) -> Packed:
     """Return a site's packed answer to a packed task.
 
     Raises:

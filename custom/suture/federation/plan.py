@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 
-from suture.core.errors import CodeMismatch, ConfigError, LabelError, shown
+from suture.core.errors import CodeMismatch, ConfigError, LabelError, show_value
 from suture.core.files import named_file
 from suture.core.labels import canonical, check_experiment
 from suture.core.ontology import Relations
@@ -46,7 +46,7 @@ Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
 """How many sites are enough: a number of sites, or a share below 1."""
 
 
-def needed(quorum: Quorum | None, sites: int) -> int:
+def needed_sites(quorum: Quorum | None, sites: int) -> int:
     """Return how many of `sites` sites are enough: all of them without a quorum; a share is rounded up."""
     if quorum is None:
         return sites
@@ -198,7 +198,7 @@ class Plan:
             wrong := (values.keys() - _PLAN_KEYS) | (_NEEDED - values.keys())
         ):
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the "
+                f"the job's plan has a missing or unknown key {show_value(min(map(str, wrong)))}; export the "
                 "job again with the version of suture that runs it"
             )
         given = parse(_Values, values, "the job's plan")

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from suture.core.errors import FederationError
 from suture.core.files import make_folder
 from suture.core.processes import ForkServer, keep_memory
-from suture.federation.loop import answered
+from suture.federation.loop import answer_task
 from suture.federation.server.collector import Receiver
 from suture.federation.site.abstention import kind
 from suture.federation.site.site import Site
@@ -146,7 +146,7 @@ class _Worker:
             logging.getLogger(record.name).handle(record)
         if failure:
             raise FederationError(f"{site}: {failure}")
-        return site, _taken(_answer(self._folder, site))
+        return site, _take(_answer(self._folder, site))
 
     def _end(self) -> str:
         code = self._server.exit_code(self._index)
@@ -178,7 +178,7 @@ def _work(line: Connection) -> None:
 def _perform(site: Site, task: TaskName, folder: Path) -> str:
     """Perform a task; return what went wrong, or an empty text."""
     try:
-        answer = answered(site, task, _taken(_task(folder, site.name)))
+        answer = answer_task(site, task, _take(_task(folder, site.name)))
         save(_answer(folder, site.name), answer, durable=False)
     except Exception as error:  # noqa: BLE001 - the server raises it
         return f"{kind(error)}: {error}"
@@ -193,7 +193,7 @@ def _answer(folder: Path, site: str) -> Path:
     return folder / f"{site}-answer.safetensors"
 
 
-def _taken(path: Path) -> Packed:
+def _take(path: Path) -> Packed:
     """Read a message and delete its file."""
     packed = load(path)
     path.unlink()

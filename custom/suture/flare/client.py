@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError
 from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS, as_tensor
 from suture.methods.base import Share
-from suture.protocol.messages import rounded
+from suture.protocol.messages import round_figure
 
 
 def receive(
@@ -87,11 +87,15 @@ def send(
     site. Weights may be left out only where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
-    said: dict[str, Any] = {"weight": weight, "train_loss": rounded(train_loss), CHANNELS: arrays or None}
+    said: dict[str, Any] = {
+        "weight": weight,
+        "train_loss": round_figure(train_loss),
+        CHANNELS: arrays or None,
+    }
     said["class_weights"] = None if class_weights is None else [float(value) for value in class_weights]
-    said["scalars"] = scalars and {name: rounded(value) for name, value in scalars.items()}
+    said["scalars"] = scalars and {name: round_figure(value) for name, value in scalars.items()}
     meta = {name: value for name, value in said.items() if value is not None}
-    metrics = model.metrics and {name: rounded(float(value)) for name, value in model.metrics.items()}
+    metrics = model.metrics and {name: round_figure(float(value)) for name, value in model.metrics.items()}
     flare.send(FLModel(params=model.params, metrics=metrics, meta={LABELS: list(labels), **meta}))
 
 

@@ -59,9 +59,9 @@ from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
     fingerprint,
+    is_simulated,
     read_settings,
     settled,
-    simulated,
     with_own_files,
     workspace_root,
 )
@@ -223,7 +223,7 @@ class FederationController(Controller):
         try:
             server = self._open(fl_ctx)
         except Exception as error:  # noqa: BLE001 - whatever it is, the submitter reads this panic
-            self.system_panic(_told("failed", error), fl_ctx)
+            self.system_panic(_describe("failed", error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
@@ -237,7 +237,7 @@ class FederationController(Controller):
         except Exception as error:  # noqa: BLE001 - without a record, it would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
-            why = _told(status, error)
+            why = _describe(status, error)
             server.record.give_up(status, why)
             self.system_panic(why, fl_ctx)
         finally:
@@ -267,14 +267,14 @@ class FederationController(Controller):
         )
         state = own.storage.state
         # A simulation's server works in the run folder, which the user names.
-        folder = state / plan.experiment if simulated() else experiment_folder(state, plan.experiment)
+        folder = state / plan.experiment if is_simulated() else experiment_folder(state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         self._lock = hold(folder / LOCK, TAKEOVER)
         check_federated(plan.method)  # the file may have been edited
         schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
         self._stated = {CODE: plan.code, FINGERPRINT: fingerprint(settings, schedule.rounds)}
-        ledgers = None if simulated() else state / LEDGERS
-        kit = plan.secure_aggregation is not None and not simulated()
+        ledgers = None if is_simulated() else state / LEDGERS
+        kit = plan.secure_aggregation is not None and not is_simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
         return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
 
@@ -289,7 +289,7 @@ class FederationController(Controller):
             self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
 
 
-def _told(status: str, error: Exception) -> str:
+def _describe(status: str, error: Exception) -> str:
     """Log why a run ended; return it."""
     expected = isinstance(error, (SutureError, OSError))
     why = str(error) if expected else f"{type(error).__name__}: {error}"

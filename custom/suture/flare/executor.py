@@ -38,10 +38,10 @@ from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
     fingerprint,
+    is_simulated,
     on_assigned,
     read_settings,
     settled,
-    simulated,
     with_own_files,
     workspace_root,
 )
@@ -141,7 +141,7 @@ class SiteExecutor(Executor):
         plan = with_own_files(plan, config.storage.files, *own)
         folder = experiment_folder(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
-        kits = plan.secure_aggregation is not None and not simulated()
+        kits = plan.secure_aggregation is not None and not is_simulated()
         identity = KitIdentity(root) if kits else None
         return Site(name, config, plan, self.rounds, folder, identity=identity)
 
@@ -172,13 +172,13 @@ class EgressFilter(Filter):
             # so it is the Shareable that must be checked. And validation accepts more than one form of a
             # value (a number as text of any length, say), so the form itself could carry information: only a
             # message packed from the validated values carries nothing else. Tensors are not copied.
-            return to_shareable(pack(_checked(shareable, fl_ctx.get_prop(ALLOWED))))
+            return to_shareable(pack(_check(shareable, fl_ctx.get_prop(ALLOWED))))
         except Exception as error:  # noqa: BLE001 - FLARE would write its text into the log of errors
             log.warning("held back: %s", error)
         raise RejectedUpdate("an answer that was not declared is held back; log.txt of this site says why")
 
 
-def _checked(shareable: Shareable, allowed: object) -> Reply:
+def _check(shareable: Shareable, allowed: object) -> Reply:
     reply = unpack(from_shareable_(shareable))
     if isinstance(reply, TaskData):
         raise RejectedUpdate("a payload does not leave a site")

@@ -27,7 +27,7 @@ from suture.core.labels import check_sites
 from suture.core.privacy import NO_ENCRYPTION
 from suture.core.validation import changed, with_paths
 from suture.execution.job import Job, check_federated
-from suture.federation.plan import Plan, Schedule, needed
+from suture.federation.plan import Plan, Schedule, needed_sites
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.compat.plain_json import SIGNED
 from suture.flare.controller import FederationController
@@ -239,7 +239,7 @@ def recipe_of(
     # Each party has the files that the job names in a folder of its own, see `workspace`.
     plan = with_paths(job.plan(experiment or job.name), lambda _key, path, _mark: Path(path).absolute().name)
     # Sites that are named are all needed, unless the job says how many are enough.
-    least = max(needed(job.min_sites, len(sites)), 1)
+    least = max(needed_sites(job.min_sites, len(sites)), 1)
     return FederationRecipe(
         job.name,
         plan,

@@ -20,7 +20,7 @@ from suture.core.files import make_folder, read_json, write_json, writing
 from suture.core.labels import check_job
 from suture.core.validation import with_paths
 from suture.data.config import load_server_config, write_site_config
-from suture.execution.job import Job, located
+from suture.execution.job import Job, job_in_folder
 from suture.execution.run import with_vocabulary
 from suture.execution.simulator import check_paths
 from suture.federation.plan import Plan, Schedule
@@ -48,7 +48,7 @@ def main(folder: Path, threads: int) -> None:
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
-    plan = located(plan, Path.cwd())  # FLARE's processes have folders of their own
+    plan = job_in_folder(plan, Path.cwd())  # FLARE's processes have folders of their own
     # A site that waits would keep the others from the thread that they share.
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bell=threads >= len(sites))
     workspace = folder / "flare"
@@ -99,7 +99,7 @@ def simulator_workspace(job: Job, folder: Path) -> tuple[Job, list[str]]:
         make_folder(files)
         sites = job.simulation.prepare(data, folder, job.seed, job.method)
         job = with_vocabulary(job, data)
-        with_paths(job.plan(job.name), lambda _key, path, _mark: _placed(path, files))
+        with_paths(job.plan(job.name), lambda _key, path, _mark: _place(path, files))
         for path in sorted(data.glob("*/suture.toml")):
             party = load_server_config(path)
             kept = {"state": Path("state"), "files": files}
@@ -111,7 +111,7 @@ def simulator_workspace(job: Job, folder: Path) -> tuple[Job, list[str]]:
     return job, sites
 
 
-def _placed(path: str, files: Path) -> str:
+def _place(path: str, files: Path) -> str:
     """Copy what the job names to where each party looks for it; a word, such as `download`, stays."""
     source = Path(path).expanduser().absolute()
     if source.is_dir():

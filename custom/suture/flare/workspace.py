@@ -25,8 +25,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, get_job_meta_study
 from nvflare.apis.workspace import Workspace
 
-from suture.core.entry_points import MODEL_GROUP, PRIOR_GROUP, registered
-from suture.core.errors import ConfigError, DataError, shown
+from suture.core.entry_points import MODEL_GROUP, PRIOR_GROUP, find_foreign
+from suture.core.errors import ConfigError, DataError, show_value
 from suture.core.files import read_json, read_regular
 from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
@@ -133,7 +133,7 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
     """
     if name not in (PLAN, SCHEDULE):
         raise ConfigError(
-            f"the job names {shown(name)} in place of {PLAN} or {SCHEDULE}; export the job again with "
+            f"the job names {show_value(name)} in place of {PLAN} or {SCHEDULE}; export the job again with "
             "`suture export`"
         )
     workspace: Workspace = fl_ctx.get_engine().get_workspace()
@@ -197,11 +197,11 @@ def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
     named = [("method", method)] if method else []
     model = plan.get("model")
     if isinstance(model, Mapping):
-        named += [("encoder", point) for point in registered(MODEL_GROUP).get(str(model.get("name")), [])]
+        named += [("encoder", point) for point in find_foreign(MODEL_GROUP).get(str(model.get("name")), [])]
     hyperparameters = plan.get("hyperparameters")
     prior = hyperparameters.get("prior") if isinstance(hyperparameters, Mapping) else None
-    if isinstance(prior, Mapping) and not simulated():
-        named += [("prior", point) for point in registered(PRIOR_GROUP).get(str(prior.get("name")), [])]
+    if isinstance(prior, Mapping) and not is_simulated():
+        named += [("prior", point) for point in find_foreign(PRIOR_GROUP).get(str(prior.get("name")), [])]
     for what, point in named:
         path = class_path(point)
         if refusal({"path": path, "args": {}}, fl_ctx=fl_ctx):
@@ -233,9 +233,9 @@ def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:
 
     In a simulation (`SUTURE_SITES`) all parties are the person's who names a file: it may be any.
     """
-    return plan if simulated() else plan.located(folder, keys)
+    return plan if is_simulated() else plan.located(folder, keys)
 
 
-def simulated() -> bool:
+def is_simulated() -> bool:
     """Whether all parties are on this machine, in FLARE's simulator or a test of it."""
     return "SUTURE_SITES" in os.environ

@@ -46,7 +46,7 @@ def cells(curves: Curves) -> tuple[Floats, Floats, Floats]:
     return centres, positives, negatives
 
 
-def calibrated(p: Floats, calibration: Calibration) -> Floats:
+def calibrate(p: Floats, calibration: Calibration) -> Floats:
     """Return calibrated probabilities, of any shape."""
     return np.asarray(expit(calibration.slope * log_odds(p) + calibration.intercept))
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
-from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
+from suture.learning.calibration import brier, calibrate, expected_calibration_error, fit, log_odds
 from suture.learning.losses import probabilities
 from suture.learning.metrics import Curves, Floats, histogram, rates
 from suture.learning.operating_points import thresholds
@@ -41,7 +41,7 @@ from suture.protocol.decisions import (
     Rule,
 )
 from suture.protocol.egress import complementary, near, on_grid, share, without_one
-from suture.protocol.messages import Labels, few, rounded
+from suture.protocol.messages import Labels, few, round_figure
 
 _Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""
@@ -123,7 +123,7 @@ def _group(
     """Return how well the images of a group are decided; of each its label, decision and patient, ``[n]``."""
     found = rates(y.astype(np.float64), positive)
     influence = without_one(patients, y) if limits.min_count else None
-    sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in found]
+    sent = [round_figure(rate) if influence is None else on_grid(rate, influence) for rate in found]
     with_it, without = (near(int((y == kind).sum()), limits.round_counts) for kind in (1, 0))
     return DecidedGroup(with_it, without, sent[0], sent[1])
 
@@ -197,12 +197,12 @@ def decided_classes(
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
-        whole = _disclosed(decided(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
+        whole = _disclose(decide(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
         found[name] = replace(whole, groups=groups.get(name, {}))
     return found
 
 
-def _disclosed(
+def _disclose(
     figures: DecidedClass, y: Floats, patients: NDArray[np.intp], limits: PrivacyConfig
 ) -> DecidedClass:
     """Return figures of a class on the grids that one patient's influence permits; see `disclosure`.
@@ -210,7 +210,7 @@ def _disclosed(
     A patient with the share s of the images moves the Brier score by at most s, and the calibration error by
     at most 2 s.
     """
-    rate: Callable[[float | None], float | None] = rounded
+    rate: Callable[[float | None], float | None] = round_figure
     one = twice = rate
     if limits.min_count:
         part = share(patients, ~np.isnan(y))
@@ -229,7 +229,7 @@ def _disclosed(
     )
 
 
-def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClass:
+def decide(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClass:
     """Return how well images of one class are decided, with all digits.
 
     The calibration is the site's own, where it has one.
@@ -242,7 +242,7 @@ def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClas
     truth, guess = y[known], p[known]
     own, pooled = (_threshold(one, rule) for one in (decision.own, decision.pooled))
     fitted = decision.fitted
-    better = calibrated(guess, fitted.calibration) if fitted and fitted.calibration else None
+    better = calibrate(guess, fitted.calibration) if fitted and fitted.calibration else None
     ece, score = (
         (figure(truth, guess), None if better is None else figure(truth, better))
         for figure in (expected_calibration_error, brier)

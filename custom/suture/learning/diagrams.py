@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit
 
-from suture.learning.calibration import BINS, calibrated, cells, log_odds
+from suture.learning.calibration import BINS, calibrate, cells, log_odds
 from suture.learning.metrics import Curves, Floats
 from suture.protocol.decisions import GRID, Calibration, Decision, Diagrams, Operating, Rule
 
@@ -26,7 +26,7 @@ def diagrams(curves: Curves, decision: Decision, rule: Rule) -> Diagrams | None:
         return None
     rates = np.stack([curves.sensitivity(), curves.specificity()], axis=1)
     ends = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    points = _thinned(np.clip(np.concatenate([ends[0], rates, ends[1]]), 0, 1))
+    points = _thin(np.clip(np.concatenate([ends[0], rates, ends[1]]), 0, 1))
     fitted = decision.fitted
     return Diagrams(
         tuple((round(float(a), 4), round(float(b), 4)) for a, b in points),
@@ -50,7 +50,7 @@ def _at(curves: Curves, fitted: Operating | None, rule: Rule) -> tuple[float, fl
     return round(float(sensitivity), 4), round(float(specificity), 4)
 
 
-def _thinned(points: Floats) -> list[Floats]:
+def _thin(points: Floats) -> list[Floats]:
     kept = [points[0]]
     for point in points[1:-1]:
         if np.abs(point - kept[-1]).max() >= _STEP:
@@ -62,7 +62,7 @@ def _reliability(curves: Curves, calibration: Calibration | None) -> tuple[tuple
     """Return of each of `BINS` bins with images: mean probability, share of positives, number of images."""
     centres, positives, negatives = cells(curves)
     p = expit(centres)
-    p = calibrated(p, calibration) if calibration else p
+    p = calibrate(p, calibration) if calibration else p
     bins = np.minimum((p * BINS).astype(int), BINS - 1)
     total, ones, mass = (
         np.bincount(bins, weights, minlength=BINS)

@@ -59,7 +59,7 @@ from suture.models.classifier import ENCODER, frozen_copy
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.egress import (
     MOST,
-    bounded,
+    bound_counts,
     complementary,
     largest_loss,
     near,
@@ -77,11 +77,11 @@ from suture.protocol.messages import (
     Labels,
     Metrics,
     Scores,
-    rounded,
+    round_figure,
 )
 
 
-def expected(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:
+def expect_context(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:
     """Return the site with targets for the unknown labels of its one-sided classes; the same without any.
 
     Args:
@@ -192,7 +192,7 @@ def measure(
     decided: dict[str, DecidedClass] = {}
     if test:
         attributes = by_attribute(part, own, labels, names, limits)
-        shown, visible_classes = _shown(how.decisions, scores), _shown(scores, scores)
+        shown, visible_classes = _show(how.decisions, scores), _show(scores, scores)
         decided = decided_classes(part, logits, labels, shown, how.rule, limits, attributes, visible_classes)
     return Metrics(
         of_round,
@@ -214,7 +214,7 @@ def common(own: LabelSet, labels: LabelSet) -> Labels:
     return tuple(name for name in own.annotated if name in labels)
 
 
-def _shown(values: Mapping[str, _T], scores: Mapping[str, ClassScore]) -> dict[str, _T]:
+def _show(values: Mapping[str, _T], scores: Mapping[str, ClassScore]) -> dict[str, _T]:
     """Return what is about classes that are not withheld."""
     return {name: value for name, value in values.items() if scores.get(name, NOTHING) != NOTHING}
 
@@ -239,7 +239,7 @@ def count_scores(
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
     now = class_scores(part, logits, labels, common(how.own, labels), limits)
     sent = as_first(Metrics(of_round, "validation", len(part), None, now)).classes
-    names = [name for name in _shown(now, sent) if now[name] == sent[name]]
+    names = [name for name in _show(now, sent) if now[name] == sent[name]]
     return Scores(of_round, *score_counts(part, logits, labels, names, limits))
 
 
@@ -271,12 +271,12 @@ def split_loss(
     counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
     if int((counted > 0).sum()) < limits.min_loss:
         return None, None
-    scores = bounded(logits, label_type) if limits.min_loss else logits
+    scores = bound_counts(logits, label_type) if limits.min_loss else logits
     value = (
         entropy(part, scores, label_type) if test else float(how.loss(scores, *part.targets(), label_type))
     )
     if not limits.min_loss:
-        return rounded(value), None
+        return round_figure(value), None
     largest = largest_loss(label_type, part.y.shape[1])
     influence = largest * share(part.patient_numbers, counted.numpy())
     return on_grid(value, influence, largest), step_of(influence, largest)
@@ -317,10 +317,10 @@ def class_scores(
     if labels.label_type == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
-    return scores if limits is None else _disclosed(scores, part, columns, labels.label_type, limits)
+    return scores if limits is None else _disclose(scores, part, columns, labels.label_type, limits)
 
 
-def _disclosed(
+def _disclose(
     scores: Mapping[str, ClassScore],
     part: Samples,
     columns: Sequence[int],
@@ -340,7 +340,7 @@ def _disclosed(
     for name, influence in moved.items():
         score, step = scores[name], None if influence is None else step_of(influence)
         auroc, low, high, recall = (
-            rounded(value) if influence is None else on_grid(value, influence)
+            round_figure(value) if influence is None else on_grid(value, influence)
             for value in (score.auroc, score.low, score.high, score.recall)
         )
         positives, negatives = (
@@ -448,7 +448,7 @@ def by_attribute(
         area = mean_defined(scores[name].auroc for name in common)
         found[value] = Figures(
             len(own),
-            area if limits is None else rounded(area),
+            area if limits is None else round_figure(area),
             overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
         )
     return found
@@ -488,7 +488,7 @@ def overall(
         return {}
     figures = multiclass_metrics(part.y.numpy(), logits.numpy())
     if limits is None or not limits.min_count:
-        return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
+        return figures if limits is None else {name: round_figure(value) for name, value in figures.items()}
     moved = {"accuracy": share(part.patient_numbers, labelled.numpy())} | influence_on_means(part)
     sent = {name: on_grid(figures[name], most) for name, most in moved.items()}
     return {name: value for name, value in sent.items() if value is not None}

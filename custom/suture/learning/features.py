@@ -18,7 +18,7 @@ from suture.data.batch import FEATURES, ROW, Augmentation, Samples, Source, augm
 from suture.data.table import Split
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
-from suture.models.priors import cached, digests, key
+from suture.models.priors import cache, digests, key
 from suture.protocol.packing import Packed, digest
 
 _FORMAT = 3
@@ -132,4 +132,4 @@ class FeatureStore:
     ) -> Tensor:
         device, precision = device_name(model.head.weight.device), str(model.amp_dtype)
         how = key("encoder", _FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
-        return cached(self._folder, how, self._of[split], shape, features, self._party, "the encoder")
+        return cache(self._folder, how, self._of[split], shape, features, self._party, "the encoder")

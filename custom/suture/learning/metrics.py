@@ -391,7 +391,7 @@ def multiclass_metrics(y: ArrayLike, scores: ArrayLike) -> dict[str, float | Non
     """
     from sklearn.metrics import precision_recall_fscore_support  # a second's import; few runs need it
 
-    truth, guess = _decided(y, scores)
+    truth, guess = _count_decided(y, scores)
     if not len(truth):
         return dict.fromkeys(KEYS)
     precision, recall, f1, _ = precision_recall_fscore_support(
@@ -413,12 +413,12 @@ def class_recalls(y: ArrayLike, scores: ArrayLike) -> list[float | None]:
     Raises:
         DataError: as for `multiclass_metrics`.
     """
-    truth, guess = _decided(y, scores)
+    truth, guess = _count_decided(y, scores)
     hits = [guess[truth == column] == column for column in range(np.shape(y)[1])]
     return [float(np.mean(found)) if len(found) else None for found in hits]
 
 
-def _decided(y: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _count_decided(y: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the true and the predicted column of the labelled rows."""
     labels, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if labels.ndim != 2 or labels.shape != score.shape:

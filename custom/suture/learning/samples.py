@@ -275,7 +275,7 @@ def load_samples(
     return table.labels, _by_split(inputs, table)
 
 
-def annotated(data: SiteSamples) -> SiteSamples:
+def annotate(data: SiteSamples) -> SiteSamples:
     """Return the classes that a site annotates, and its samples with these alone."""
     labels, samples = data
     own = LabelSet(labels.annotated, labels.label_type)
@@ -335,7 +335,7 @@ def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tup
     return {"image": images}, readable
 
 
-def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSamples:
+def pool(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSamples:
     """Pool the samples of several sites: the classes of all sites, with NaN where a label is unknown.
 
     The images are copied into memory; documents are padded to the longest of all sites.
@@ -352,7 +352,7 @@ def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSam
     for split in SPLITS:
         parts = [columns(own[split], labels, union, absent=absent) for labels, own in sites.values()]
         patients = [f"{site}/{p}" for site, (_, own) in sites.items() for p in own[split].patients]
-        inputs = {key: _joined([part.inputs[key] for part in parts]) for key in parts[0].inputs}
+        inputs = {key: _join([part.inputs[key] for part in parts]) for key in parts[0].inputs}
         attributes = tuple(a for part in parts for a in part.attributes or ("",) * len(part))
         y = torch.cat([part.y for part in parts])
         foreign = torch.cat([part.taught for part in parts if part.taught is not None]) if absent else None
@@ -360,7 +360,7 @@ def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSam
     return union, samples
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
+def _join(tensors: list[Tensor]) -> Tensor:
     """Rows one after the other; tokens are first padded with 0 to the widest."""
     if tensors[0].dim() == 2:
         widest = max(tensor.shape[1] for tensor in tensors)

@@ -31,7 +31,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.runtime import out_of_memory, repeatable, seed_for, seeded
+from suture.core.runtime import out_of_memory, repeatable, seed_for, seed_torch
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import (
     ROW,
@@ -43,7 +43,7 @@ from suture.data.batch import (
     endless,
     parts,
     prefetch,
-    viewed,
+    view_key,
 )
 from suture.data.table import Split
 from suture.learning.features import FeatureStore
@@ -339,13 +339,13 @@ def activations(site: SiteContext, objective: Objective) -> float:
     """The bytes that a forward pass keeps for the backward pass, for each image: of four less two, by two."""
     state = {name: tensor.clone() for name, tensor in site.model.state_dict().items()}
     site.model.train()
-    with seeded(0, site.device):
-        two, four = (_kept(site, objective, n) for n in (2, 4))
+    with seed_torch(0, site.device):
+        two, four = (_kept_bytes(site, objective, n) for n in (2, 4))
     site.model.load_state_dict(state)  # batch norm has seen the images
     return (four - two) / 2
 
 
-def _kept(site: SiteContext, objective: Objective, n: int) -> int:
+def _kept_bytes(site: SiteContext, objective: Objective, n: int) -> int:
     """The bytes of all that is kept, a storage that several operations keep counted once."""
     kept: dict[int, int] = {}
 
@@ -584,7 +584,7 @@ def fit(
             the model, and what the functions given here counted, are to be thrown away, as a site does.
         GradientOverflow: see `LossScale.state`.
     """
-    local, optimiser = round_.local, _prepared(site, round_, before_step)
+    local, optimiser = round_.local, _prepare(site, round_, before_step)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make, private = batches or partial(training_batches, site, local), site.private
     shuffle, noise = (
@@ -595,7 +595,7 @@ def fit(
     steps = 0
     with (
         repeatable(site.device),
-        seeded(_seed(site, round_, "dropout"), site.device),
+        seed_torch(_seed(site, round_, "dropout"), site.device),
         losses,
         _single(site.name),
     ):
@@ -654,7 +654,7 @@ def _divergence(site: str, round_: int, step: int, loss: float) -> str:
     )
 
 
-def _prepared(
+def _prepare(
     site: SiteContext, round_: LocalRound, before_step: Callable[[], None] | None
 ) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
@@ -753,7 +753,7 @@ def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> 
 
 def first_view(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
     """A normalised batch with its image under the job's augmentation; other inputs pass as they are."""
-    name = viewed(batch.inputs)
+    name = view_key(batch.inputs)
     if name not in batch.inputs:
         return batch
     return replace(batch, inputs={**batch.inputs, name: view(site, batch, noise)})
@@ -776,7 +776,7 @@ def view(
         views of each image that the site keeps.
     """
     spec = site.augmentation if augmentation is None else augmentation
-    image = batch.inputs[viewed(batch.inputs)][rows]
+    image = batch.inputs[view_key(batch.inputs)][rows]
     if not (spec.active and len(image)):
         return image
     if site.features is None:

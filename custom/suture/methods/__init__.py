@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from suture.core.entry_points import GROUP, Registry, package_of, registered
+from suture.core.entry_points import GROUP, Registry, find_foreign, package_of
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
@@ -47,7 +47,7 @@ def method_class(name: str) -> type[Method]:
     """
     if name in METHODS:
         return METHODS[name]
-    found = registered()
+    found = find_foreign()
     if name not in found:
         raise unknown("method", name, {*METHODS, *found})
     return outside_method(name)
@@ -60,7 +60,7 @@ def outside_method(name: str) -> type[Method]:
         ConfigError: its package cannot be imported, takes another method's name, or registers something
             that is no method.
     """
-    return _load(METHODS.only(name, registered()[name]))
+    return _load(METHODS.only(name, find_foreign()[name]))
 
 
 def entry_of(name: str) -> EntryPoint | None:
@@ -69,7 +69,7 @@ def entry_of(name: str) -> EntryPoint | None:
     Raises:
         ConfigError: two packages register it.
     """
-    found = registered()
+    found = find_foreign()
     return None if name in METHODS or name not in found else METHODS.only(name, found[name])
 
 
@@ -79,7 +79,7 @@ def outside() -> dict[str, EntryPoint]:
     Raises:
         ConfigError: two packages register one name, or a package the name of a method of this distribution.
     """
-    return {name: METHODS.only(name, points) for name, points in registered().items()}
+    return {name: METHODS.only(name, points) for name, points in find_foreign().items()}
 
 
 @cache

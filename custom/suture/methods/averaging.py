@@ -200,7 +200,7 @@ class LocalAveraging(Method):
 
     def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
         """The update of a trained model, with the weights of the site and of its rows."""
-        update = trained(site, received, round_, fitted)
+        update = train_update(site, received, round_, fitted)
         weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
         return replace(update, weight=weight, class_weights=rows)
 
@@ -216,7 +216,7 @@ class LocalAveraging(Method):
         return weighted_mean(sent, updates).applied_to(previous)
 
 
-def trained(site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
+def train_update(site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
     """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
     return update_of(
@@ -239,7 +239,7 @@ def update_of(
     return Update(of, labels, shared, head, ones(labels), train_loss=fitted.loss)
 
 
-def owned(site: SiteContext) -> Tensor:
+def own_rows(site: SiteContext) -> Tensor:
     """``[c]``: 1 for each class that the site annotates, else 0."""
     if site.identified is None:
         return ones(site.model.labels.names)

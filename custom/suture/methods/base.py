@@ -572,7 +572,7 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
     where = f"{site.name}'s state of round {state.header.get('round')}"
     moments = {name: tensor for name, tensor in state.tensors.items() if name not in egress.forms("site")}
     return LocalRound(
-        settled(method.local, ctx, site.lr, site.batch_size),
+        resolve_training(method.local, ctx, site.lr, site.batch_size),
         method.sharing.batch_norm,
         ctx.seed,
         ctx.round,
@@ -583,11 +583,11 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         ctx.phase_round,
         phase.rounds,
         phase.reinit_head and ctx.phase_round == 1,
-        _kept(egress.going("site"), state.tensors, before, labels.names, where),
+        _keep(egress.going("site"), state.tensors, before, labels.names, where),
     )
 
 
-def _kept(
+def _keep(
     declared: Sequence[Channel], stored: Mapping[str, Tensor], before: Labels, now: Labels, where: str
 ) -> dict[str, Tensor]:
     """What a site has kept, with the classes of now; zeros where it has nothing and the shape is known."""
@@ -606,7 +606,7 @@ def _kept(
     return kept
 
 
-def settled(
+def resolve_training(
     local: LocalTraining, ctx: RoundContext, lr: float | None = None, batch_size: int | None = None
 ) -> LocalTraining:
     """How a site trains in one round. The learning rate of every step is settled here.

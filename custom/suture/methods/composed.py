@@ -40,7 +40,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.batch import Augmentation, Batch, viewed
+from suture.data.batch import Augmentation, Batch, view_key
 from suture.learning.losses import balanced_ce, masked_loss, weighted_bce
 from suture.learning.training import (
     LocalRound,
@@ -53,7 +53,7 @@ from suture.learning.training import (
     training_batches,
     view,
 )
-from suture.methods.averaging import WHY, LocalAveraging, owned
+from suture.methods.averaging import WHY, LocalAveraging, own_rows
 from suture.methods.base import (
     SEVERAL,
     ClassFacts,
@@ -74,20 +74,24 @@ ClassWeights = Literal["known", "program", "none"]
 NAME = "positive_weight"
 
 
-def counted(rule: ClassWeights) -> tuple[LabelType, ...]:
+def countable_types(rule: ClassWeights) -> tuple[LabelType, ...]:
     """The label types for which the sites are asked for counts: see `Egress`."""
     return () if rule == "none" else ("multilabel",)
 
 
 def why_counted(rule: ClassWeights) -> dict[str, str]:
     """What those counts are for, as `Egress.why` has it."""
-    return {"counts": "images with and without each class, for the class weights"} if counted(rule) else {}
+    return (
+        {"counts": "images with and without each class, for the class weights"}
+        if countable_types(rule)
+        else {}
+    )
 
 
 def told_weights(rule: ClassWeights) -> tuple[Channel, ...]:
     """The channel by which the sites learn the weights."""
     why = "weight of a positive of the class, from the counts of the sites; with multilabel labels only"
-    return (Channel(NAME, "facts", (CLASSES,), why=why),) if counted(rule) else ()
+    return (Channel(NAME, "facts", (CLASSES,), why=why),) if countable_types(rule) else ()
 
 
 def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts:
@@ -100,7 +104,7 @@ def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts
     Returns:
         `NAME`, ``[len(labels)]``; nothing where the sites were asked for no counts.
     """
-    if statistics.label_type not in counted(rule):
+    if statistics.label_type not in countable_types(rule):
         return ClassFacts()
     weights, notes = [], []
     for name in statistics.labels:
@@ -130,7 +134,7 @@ def received_weights(received: TaskData, rule: ClassWeights, label_type: LabelTy
         ConfigError: the payload has none although the rule asks for them; to train on would weight every
             class 1 unseen.
     """
-    if label_type not in counted(rule):
+    if label_type not in countable_types(rule):
         return None
     if NAME not in received.channels:
         raise ConfigError(
@@ -413,7 +417,7 @@ class Composed(LocalAveraging):
         return spec
 
     def egress(self, layout: Layout) -> Egress:
-        counts = tuple(kind for kind in counted(self.class_weights) if kind in self.labels.types)
+        counts = tuple(kind for kind in countable_types(self.class_weights) if kind in self.labels.types)
         return Egress(
             shared=layout.shared,
             head=layout.head,
@@ -433,7 +437,7 @@ class Composed(LocalAveraging):
         return float(len(site.samples["train"])) if self.weights == "images" else 1.0
 
     def row_weights(self, site: SiteContext, received: TaskData) -> Tensor:
-        return self.weight(site) * (owned(site) if self.rows == "owners" else ones(received.labels))
+        return self.weight(site) * (own_rows(site) if self.rows == "owners" else ones(received.labels))
 
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
@@ -529,7 +533,7 @@ class _Training:
             features = model.features(batch.inputs)
             logits = model.head(features)
         else:  # both views in one pass: batch norm sees them together
-            name, n = viewed(batch.inputs), len(batch)
+            name, n = view_key(batch.inputs), len(batch)
             both = torch.cat([batch.inputs[name], batch.inputs[SECOND]])
             features = model.features({name: both})
             logits, strong = model.head(features).split([n, len(rows)])

@@ -12,14 +12,14 @@ from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
+from suture.core.entry_points import MODEL_GROUP, Registry, find_foreign, package_of
 from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
-from suture.core.runtime import seed_for, seeded
+from suture.core.runtime import seed_for, seed_torch
 from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
 from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
-from suture.models.adapters import Adapters, add_adapters, merged
+from suture.models.adapters import Adapters, add_adapters, merge_adapters
 from suture.models.classifier import (
     Classifier,
     HeadKind,
@@ -267,7 +267,7 @@ def encoder_of(spec: ModelSpec) -> Backbone:
 
 def _package(name: str) -> str:
     """Name and version of the package that registers an encoder of its own."""
-    return package_of(registered(MODEL_GROUP)[name][0])
+    return package_of(find_foreign(MODEL_GROUP)[name][0])
 
 
 def self_contained(spec: ModelSpec) -> ModelSpec:
@@ -359,7 +359,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     spec = self_contained(spec)
     entry = encoder_of(spec)
     _check(spec, entry)
-    with seeded(seed_for(seed, "model")):
+    with seed_torch(seed_for(seed, "model")):
         backbone, features = entry.build(spec, spec.weights if pretrained and spec.pretrained else None)
         adapted: frozenset[str] = frozenset()
         if spec.train == "adapters":
@@ -408,7 +408,7 @@ def without_adapters(model: Classifier, spec: ModelSpec) -> tuple[Classifier, Mo
     plain = replace(self_contained(spec), train="head", adapters=None)
     whole = build(plain, model.labels, 0, pretrained=False)
     load_tensors(whole, model.state_dict())
-    whole.backbone.load_state_dict(merged(model.backbone).state_dict())
+    whole.backbone.load_state_dict(merge_adapters(model.backbone).state_dict())
     return whole.train(model.training), plain
 
 

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.entry_points import needed
-from suture.core.errors import ConfigError, shown
-from suture.core.runtime import generator_for, seeded
+from suture.core.errors import ConfigError, show_value
+from suture.core.runtime import generator_for, seed_torch
 from suture.core.validation import STRICT
 
 _IN_PROJ = "in_proj_weight"
@@ -80,14 +80,14 @@ def add_adapters(
     """
     if own := next((path for path, _ in encoder.named_parameters() if ".lora_" in f".{path}"), None):
         raise ConfigError(
-            f"model.train='adapters': {name} has a tensor {shown(own)}, which is named like a factor; merge "
-            "its adapters into its weights first, or set model.train='head'"
+            f"model.train='adapters': {name} has a tensor {show_value(own)}, which is named like a factor; "
+            "merge its adapters into its weights first, or set model.train='head'"
         )
     if adapters.kind == "bias":
         if vectors := _vectors(encoder):
             return vectors
         raise ConfigError(f"model.adapters.kind='bias': {name} has no such tensors; set model.train='head'")
-    layers = _targeted(encoder, adapters, name, example)
+    layers = _find_targets(encoder, adapters, name, example)
     if small := next((layer for layer, most in layers.items() if most < adapters.rank), None):
         raise ConfigError(
             f"model.adapters.rank {adapters.rank} is larger than {small} of {name}, whose limit is "
@@ -101,7 +101,7 @@ def add_adapters(
         target_modules="|".join(re.escape(layer) for layer in layers if layer not in fused) or None,
         target_parameters=fused or None,
     )
-    with seeded(seed):
+    with seed_torch(seed):
         peft.inject_adapter_in_model(config, encoder)
     factors = {path: tensor for path, tensor in encoder.named_parameters() if ".lora_" in path}
     for path, tensor in factors.items():
@@ -117,7 +117,7 @@ def _vectors(encoder: nn.Module) -> frozenset[str]:
     return frozenset(n for n, _ in encoder.named_parameters() if n.endswith("bias") or n in norms)
 
 
-def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: _Inputs) -> dict[str, int]:
+def _find_targets(encoder: nn.Module, adapters: Adapters, name: str, example: _Inputs) -> dict[str, int]:
     """The layers that get factors, each with the largest rank that it can have."""
     linear, convolutions = _layers(encoder, example)
     layers = linear | convolutions
@@ -136,8 +136,8 @@ def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: _Input
             near = difflib.get_close_matches(target, short, cutoff=0.3)
             candidates = ", ".join([*dict.fromkeys([*near, *short])][:3])
             raise ConfigError(
-                f"model.adapters.targets: {name} has no layer for adapters named {shown(target)}; write for "
-                f"example {candidates}"
+                f"model.adapters.targets: {name} has no layer for adapters named {show_value(target)}; write "
+                f"for example {candidates}"
             )
         found |= ends
     return found
@@ -198,7 +198,7 @@ def _short(path: str) -> str:
     return f"{parent}.{last}".lstrip(".") if last.isdigit() or last == _IN_PROJ else last
 
 
-def merged(encoder: nn.Module) -> nn.Module:
+def merge_adapters(encoder: nn.Module) -> nn.Module:
     """Return an encoder with its factors multiplied and added to the weights; a copy, if it has factors."""
     peft = sys.modules.get("peft.tuners.tuners_utils")  # imported by what makes a layer with factors
     if not peft or not any(isinstance(layer, peft.BaseTunerLayer) for layer in encoder.modules()):

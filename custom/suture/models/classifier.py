@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, canonical
 from suture.core.ontology import Relations
-from suture.core.runtime import generator_for, seeded
+from suture.core.runtime import generator_for, seed_torch
 from suture.core.validation import STRICT
 from suture.data.batch import FEATURES
 from suture.data.embedding import signs
@@ -62,11 +62,11 @@ def name_vectors(names: Sequence[str], width: int, file: str | None = None) -> T
     Raises:
         ConfigError: the file cannot be read, or lacks a name, or its vectors have another width.
     """
-    found = _hashed(names, width) if file is None else _read(Path(file).expanduser(), names, width)
+    found = _hash(names, width) if file is None else _read(Path(file).expanduser(), names, width)
     return F.normalize(found, dim=1).float()
 
 
-def _hashed(names: Sequence[str], width: int) -> Tensor:
+def _hash(names: Sequence[str], width: int) -> Tensor:
     rows = np.zeros((len(names), width))
     for row, name in zip(rows, names, strict=True):
         text = f" {name.lower()} "
@@ -435,13 +435,13 @@ def reinitialise_head(model: Classifier, seed: int) -> None:
     fresh = head_rows(model.labels, model.head.in_features, seed)
     for name, layer in model.named_modules():
         if name.startswith(("hidden.", "neck.")) and isinstance(layer, nn.Linear):
-            with seeded(seed):
+            with seed_torch(seed):
                 drawn = nn.Linear(layer.in_features, layer.out_features)
             fresh |= {f"{name}.{key}": tensor for key, tensor in drawn.state_dict().items()}
     load_tensors(model, fresh)
 
 
-def relabelled(
+def relabel(
     head: Mapping[str, Tensor],
     before: tuple[str, ...],
     labels: tuple[str, ...],

@@ -14,7 +14,7 @@ from suture.core.labels import LabelSet
 from suture.data.embedding import TFIDF, clinical_frequencies, folder_digest, tfidf_vectors
 from suture.data.text import words_of
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
-from suture.models.priors import cached, digests_of, key
+from suture.models.priors import cache, digests_of, key
 
 _FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""
@@ -74,7 +74,7 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
 
     how = key("text", _FORMAT, digest, torch.get_num_threads())
     of, shape = digests_of(text.encode() for text in texts), (len(texts), spec.vector)
-    return cached(folder, how, of, shape, vectors, site, "the embedding model")
+    return cache(folder, how, of, shape, vectors, site, "the embedding model")
 
 
 _STRANGE = "\U00013000"

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suture.core.entry_points import Registry, needed
-from suture.core.errors import ConfigError, SutureError, as_word, shown, unknown
+from suture.core.errors import ConfigError, SutureError, as_word, show_value, unknown
 from suture.core.files import parse_json, read_bounded
 from suture.core.validation import STRICT, parse
 from suture.data.text import UNKNOWN
@@ -108,7 +108,7 @@ BUILD_ERRORS = (
 """What libraries raise for arguments, or for images, that a network does not take."""
 
 
-def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
+def refusal(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
     """The error for a network that does not take images of the job's size.
 
     Args:
@@ -124,7 +124,7 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
     )
 
 
-def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.Module, int]:
+def check_backbone(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.Module, int]:
     """Return a network, and its number of features, after one image of the job has passed through it.
 
     Integer tensors that are not counters of batch norm, such as tables of positions, follow from the network
@@ -143,7 +143,7 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
     if first and first.kernel_size == first.stride and spec.size % first.stride[0]:
         patches = ValueError(f"not a multiple of its patches of {first.stride[0]} px")
-        raise refused(spec, size, patches)
+        raise refusal(spec, size, patches)
     image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
     # In the mode of training, where batch norm refuses a single value, on copies of what it would change.
     changed = {name: buffer.clone() for name, buffer in network.named_buffers()}
@@ -151,7 +151,7 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
         with torch.no_grad():
             out = torch.func.functional_call(network.train(spec.train == "all"), changed, (image,))
     except BUILD_ERRORS as error:
-        raise refused(spec, size, error) from error
+        raise refusal(spec, size, error) from error
     if not isinstance(out, Tensor) or out.dim() != 2:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f"{spec.name} gives {got} for an image instead of a vector; choose another model")
@@ -206,7 +206,9 @@ class Description:
             value = self.arguments.get(name, 0)
             for number in value if isinstance(value, tuple) else (value,):
                 if not isinstance(number, int) or number > _MOST_LAYERS:
-                    raise ConfigError(f"{name} is {shown(value)}; at most {_MOST_LAYERS} layers can be built")
+                    raise ConfigError(
+                        f"{name} is {show_value(value)}; at most {_MOST_LAYERS} layers can be built"
+                    )
         if len(self.mean) != len(self.std):
             raise ConfigError(f"mean has {len(self.mean)} values and std {len(self.std)}; write as many")
         if bool(self.mean) == (self.tokeniser is not None):
@@ -252,7 +254,7 @@ def read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def normalised(low: float, high: float, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def read_normalisation(low: float, high: float, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation that map values in [0, 1] to those between `low` and `high`."""
     return (-low / (high - low),) * channels, (1 / (high - low),) * channels
 
@@ -265,7 +267,9 @@ def channels_of(value: object, where: Path) -> int:
     """
     if type(value) is int and 1 <= value <= 3:
         return value
-    raise ConfigError(f"model.name: {where}: the number of channels is {shown(value)}; it must be 1, 2 or 3")
+    raise ConfigError(
+        f"model.name: {where}: the number of channels is {show_value(value)}; it must be 1, 2 or 3"
+    )
 
 
 class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -279,7 +283,7 @@ class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> nn.Module:
+def bound_network(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> nn.Module:
     """Make a network that another party may have chosen, once it is known what memory it needs.
 
     Args:

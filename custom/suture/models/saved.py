@@ -104,7 +104,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one, or weights of another.
     """
-    found, weights = _described(folder), folder / "model.safetensors"
+    found, weights = _describe(folder), folder / "model.safetensors"
     if not weights.exists():
         raise ConfigError(f"{folder} has no {weights.name}; restore it from a backup")
     try:
@@ -182,7 +182,7 @@ def stated_digest(folder: Path) -> str:
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one.
     """
-    return _described(folder).digest
+    return _describe(folder).digest
 
 
 def load_spec(folder: Path) -> ModelSpec:
@@ -191,10 +191,10 @@ def load_spec(folder: Path) -> ModelSpec:
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one.
     """
-    return _described(folder).model
+    return _describe(folder).model
 
 
-def _described(folder: Path) -> _Description:
+def _describe(folder: Path) -> _Description:
     path = folder / "model.json"
     if (folder / "run.json").is_file() and not path.is_file():
         at_sites = sorted(folder.glob("sites/*/state/**/model/model.json"))

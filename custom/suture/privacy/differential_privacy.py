@@ -41,7 +41,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.learning.patient_privacy import Draw, gaussian
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.egress import add_prefix, strip_prefix, training_loss
-from suture.protocol.messages import TaskData, Trait, Update, fields_with, rounded
+from suture.protocol.messages import TaskData, Trait, Update, fields_with, round_figure
 from suture.protocol.packing import VARIANCE
 
 _LOOSE, _MANY = 64.0, 20_000
@@ -65,11 +65,11 @@ class Mechanism(NamedTuple):
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     """Return the ε of mechanisms together, in three digits, rounded up; None, for infinity, without noise."""
-    total = composed(mechanisms, delta)
+    total = compose(mechanisms, delta)
     return None if total is None else rounded_up(total)
 
 
-def composed(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
+def compose(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     """Return the ε of mechanisms together, whatever was made of the earlier answers; None for infinity.
 
     With samples this is proven for multipliers, rates and steps that were fixed before the first answer; of
@@ -88,7 +88,7 @@ def composed(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     sampled = tuple(one for one in found if one[1] < 1)
     if not sampled:
         return _whole(whole, delta)
-    return _sampled((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
+    return _sampled_rdp((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
 
 
 def _whole(mu: float, delta: float) -> float | None:
@@ -116,7 +116,7 @@ def _whole(mu: float, delta: float) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _sampled(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+def _sampled_rdp(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Return an upper bound on the ε of sampled Gaussian mechanisms; one may see all patients."""
     prv, rdp = _accountants()
     rough, tight = rdp(), prv()
@@ -158,7 +158,7 @@ def multiplier_for(target: float, delta: float, planned: Iterable[Mechanism], co
 
     def above(log_multiplier: float) -> float:
         noisy = (one._replace(multiplier=math.exp(log_multiplier)) for one in planned)
-        found = composed([*noisy, count], delta)
+        found = compose([*noisy, count], delta)
         return math.log(math.inf if found is None else max(found, 1e-9)) - math.log(0.995 * target)
 
     low, high = map(math.log, MULTIPLIERS)
@@ -236,7 +236,7 @@ def _refuse_uncovered(update: Update) -> None:
         )
 
 
-def protected(
+def protect(
     update: Update, received: TaskData, privacy: PrivacyConfig, losses: Collection[str], samples: int
 ) -> Update:
     """Return the update that may leave a site under its [privacy]: clipped, with noise, figures rounded.
@@ -247,7 +247,7 @@ def protected(
         samples: number of samples behind the losses; below `min_loss` the losses are withheld.
     """
     scalars = {
-        name: training_loss(value, samples, privacy) if name in losses else rounded(value)
+        name: training_loss(value, samples, privacy) if name in losses else round_figure(value)
         for name, value in update.scalars.items()
     }
     own = fields_with(Update, Trait.LOSS)

@@ -247,7 +247,7 @@ class Attempt:
                 signature = bytes.fromhex(keys.signature)
                 key = identity.check(site, keys.certificate, signature, self.signed(site, keys))
                 for public in (keys.cipher, keys.mask):
-                    _agreed(probe, public, site)
+                    _agree(probe, public, site)
             except MaskingRefused as error:
                 found[site] = f"has sent keys that cannot be used: {error}"
                 continue
@@ -369,11 +369,11 @@ class Participant:
 
     def _channel(self, peer: str, sender: str) -> ChaCha20Poly1305:
         """Return the cipher of messages between the site and a peer; one key for each direction."""
-        secret = _agreed(self._cipher, self._roster[peer].cipher, peer)
-        return ChaCha20Poly1305(_derived(secret, b"channel" + self._digest + sender.encode()))
+        secret = _agree(self._cipher, self._roster[peer].cipher, peer)
+        return ChaCha20Poly1305(_derive(secret, b"channel" + self._digest + sender.encode()))
 
     def _seal(self, peer: str, shares: tuple[bytes, bytes]) -> str:
-        commitments, nonce = b"".join(map(_committed, shares)), secrets.token_bytes(_NONCE)
+        commitments, nonce = b"".join(map(_commit, shares)), secrets.token_bytes(_NONCE)
         if peer == self.site:
             return commitments.hex()
         channel, bound = self._channel(peer, self.site), self._digest + commitments
@@ -388,7 +388,7 @@ class Participant:
         except (ValueError, InvalidTag):
             return None
         shares = opened[:SHARE], opened[SHARE:]
-        right = len(opened) == 2 * SHARE and b"".join(map(_committed, shares)) == commitments
+        right = len(opened) == 2 * SHARE and b"".join(map(_commit, shares)) == commitments
         return shares if right else None
 
     def receive(self, sealed: Mapping[str, str]) -> None:
@@ -442,11 +442,11 @@ class Participant:
         self._update, self.received = digest, received
         rows = rows_of(self.attempt, self._roster, self.present)
         hidden = Masked(update.shared.copy(), {row: update.rows[row].copy() for row in self.rows})
-        _add(hidden, _derived(self._seed, b"self"), self.rows, 1)
+        _add(hidden, _derive(self._seed, b"self"), self.rows, 1)
         for peer in self.present:
             if peer != self.site:
                 common = sorted(set(rows[peer]) & set(self.rows))
-                secret = _agreed(self._key, self._roster[peer].mask, peer)
+                secret = _agree(self._key, self._roster[peer].mask, peer)
                 key = _pair_key(secret, (self.site, peer), self._digest, received, common)
                 _add(hidden, key, common, 1 if self.site < peer else -1)
         return hidden
@@ -558,14 +558,14 @@ def sorted_out(
             lies[by] = "has revealed shares of other sites than it was asked for"
         for site, text in {**step.seeds, **step.secrets}.items():
             committed = sealed[site][by][64 if site in left else 0 :][:64] if site in sealed else None
-            if committed == _committed(share := bytes.fromhex(text)).hex():
+            if committed == _commit(share := bytes.fromhex(text)).hex():
                 right[site][by] = share
             elif committed:
                 lies[by] = f"has revealed another share of a secret of {site} than it was dealt"
     return right, lies
 
 
-def unmasked(
+def unmask_sum(
     attempt: Attempt,
     roster: Roster,
     present: Collection[str],
@@ -608,14 +608,14 @@ def unmasked(
         np.add(total.shared, update.shared, out=total.shared)
         for row in rows[site]:
             sums[row] = sums[row] + update.rows[row] if row in sums else update.rows[row].copy()
-        _add(total, _derived(seed, b"self"), rows[site], -1)
+        _add(total, _derive(seed, b"self"), rows[site], -1)
     for gone in sorted(set(present) - set(survivors)):
         key = X25519PrivateKey.from_private_bytes(recovered(gone))
         if key.public_key().public_bytes_raw().hex() != roster[gone].mask:
             raise SiteLies({gone: wrong})
         for site in survivors:
             common = sorted(set(rows[gone]) & set(rows[site]))
-            secret = _agreed(key, roster[site].mask, site)
+            secret = _agree(key, roster[site].mask, site)
             mask = _pair_key(secret, (gone, site), digest, received[site], common)
             _add(total, mask, common, -1 if site < gone else 1)
     return total
@@ -633,7 +633,7 @@ def _pair_key(
         received: of either site: where they have received different models, masks do not cancel.
     """
     model = hashlib.sha256(received.shared + b"".join(received.rows[row] for row in common)).digest()
-    return _derived(secret, b"pair" + digest + model + " ".join(sorted(pair)).encode())
+    return _derive(secret, b"pair" + digest + model + " ".join(sorted(pair)).encode())
 
 
 def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
@@ -646,19 +646,19 @@ def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
         start += part.size
 
 
-def _committed(share: bytes) -> bytes:
+def _commit(share: bytes) -> bytes:
     """Return the commitment to a share, which has more random bits than its digest."""
     return hashlib.sha256(b"suture masking share" + share).digest()
 
 
-def _agreed(own: X25519PrivateKey, peer: str, site: str) -> bytes:
+def _agree(own: X25519PrivateKey, peer: str, site: str) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(peer)))
     except ValueError:  # a point of low order, which would make the secret known
         raise MaskingRefused(f"the key of {site} cannot be used") from None
 
 
-def _derived(secret: bytes, info: bytes) -> bytes:
+def _derive(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), _SECRET, salt=None, info=b"suture masking " + info).derive(secret)
 
 

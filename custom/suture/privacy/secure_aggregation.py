@@ -54,8 +54,8 @@ def in_ring(update: Update, numbers: Numbers, sites: int) -> Masked:
             in_fixed_point(t[at], weights[label], sites, f"head/{n} of {label!r}")
             for n, t in sorted(update.head.items())
         ]
-        rows[number] = _joined(parts)
-    return Masked(_joined(shared), rows)
+        rows[number] = _join(parts)
+    return Masked(_join(shared), rows)
 
 
 def with_ring(update: Update, masked: Masked, numbers: Numbers) -> Update:
@@ -65,10 +65,10 @@ def with_ring(update: Update, masked: Masked, numbers: Numbers) -> Update:
         if number in masked.rows:
             at = update.labels.index(label)
             for name, values in apart(
-                _signed(masked.rows[number]), {n: t[at] for n, t in head.items()}
+                _to_signed(masked.rows[number]), {n: t[at] for n, t in head.items()}
             ).items():
                 head[name][at] = values
-    return replace(update, shared=apart(_signed(masked.shared), update.shared), head=head)
+    return replace(update, shared=apart(_to_signed(masked.shared), update.shared), head=head)
 
 
 def ring_of(update: Update, numbers: Numbers) -> Masked:
@@ -76,10 +76,10 @@ def ring_of(update: Update, numbers: Numbers) -> Masked:
     shared = [_numbers(tensor) for _, tensor in sorted(update.shared.items())]
     at = {label: i for i, label in enumerate(update.labels)}
     rows = {
-        number: _joined([_numbers(t[at[label]]) for _, t in sorted(update.head.items())])
+        number: _join([_numbers(t[at[label]]) for _, t in sorted(update.head.items())])
         for label, number in numbers.items()
     }
-    return Masked(_joined(shared), rows)
+    return Masked(_join(shared), rows)
 
 
 def apart(numbers: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def _tensor_digest(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes.fromhex(digest(Packed(tensors, {})))
 
 
-def _signed(numbers: Ring) -> Tensor:
+def _to_signed(numbers: Ring) -> Tensor:
     return torch.from_numpy(numbers.view(np.int64))
 
 
@@ -140,7 +140,7 @@ def _numbers(tensor: Tensor) -> Ring:
     return numbers
 
 
-def _joined(parts: list[Ring]) -> Ring:
+def _join(parts: list[Ring]) -> Ring:
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 

@@ -47,7 +47,7 @@ from suture.protocol.messages import (
     Trait,
     Update,
     fields_with,
-    rounded,
+    round_figure,
 )
 from suture.protocol.packing import VARIANCE, check_narrowed
 
@@ -315,7 +315,7 @@ def _check_metrics(metrics: Metrics, allowed: AllowedReply, of_round: int) -> No
     groups = {value for one in metrics.decided.values() for value in one.groups}
     if stray := groups - metrics.attributes.keys():
         raise RejectedUpdate(f"the group {min(stray)!r} has no figures by attribute")
-    for value in _decided(metrics):
+    for value in _check_decided(metrics):
         _check_rounded("a figure of decisions", value, (0.0, 1.0))
     _check_rounded("loss", metrics.loss)
     _check_step("loss", metrics.loss, metrics.loss_step)
@@ -339,7 +339,7 @@ def _check_metrics(metrics: Metrics, allowed: AllowedReply, of_round: int) -> No
         _check_grids(metrics, allowed.limits)
 
 
-def _decided(metrics: Metrics) -> list[float | None]:
+def _check_decided(metrics: Metrics) -> list[float | None]:
     """Return the figures of decisions, of all classes."""
     found: list[float | None] = []
     for one in metrics.decided.values():
@@ -363,7 +363,7 @@ def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_grid("AUROC", value, 1.0, metrics.n)
-    for value in _decided(metrics):
+    for value in _check_decided(metrics):
         _check_grid("a figure of decisions", value, 1.0, metrics.n)
 
 
@@ -393,7 +393,7 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
     if value is None:
         return
     _check_range(name, value, declared)
-    if value != rounded(value):
+    if value != round_figure(value):
         raise RejectedUpdate(f"{name} has more than six digits")
 
 

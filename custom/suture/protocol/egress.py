@@ -32,7 +32,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.privacy import PrivacyConfig
-from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_with, rounded
+from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_with, round_figure
 
 Range = tuple[float, float]
 
@@ -300,7 +300,7 @@ def _fault(channel: Channel) -> str:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress) -> list[dict[str, str]]:
+def list_declared(egress: Egress) -> list[dict[str, str]]:
     """Return the fields that may leave a site, each with its shape and purpose."""
     narrowed = egress.transport != "float32"
     how = f", in {egress.transport}" if narrowed else ""
@@ -450,10 +450,10 @@ def is_multiple(value: float | None, step: float) -> bool:
 
 
 def _nearest(value: float, step: float) -> float:
-    return rounded(round(value / step) * step)
+    return round_figure(round(value / step) * step)
 
 
-def bounded(logits: Tensor, label_type: LabelType) -> Tensor:
+def bound_counts(logits: Tensor, label_type: LabelType) -> Tensor:
     """Return logits ``[n, c]`` whose losses are at most `largest_loss`; ordinary ones are unchanged."""
     if label_type == "multilabel":
         most = math.log(math.expm1(BOUND))  # its sigmoid is 1 - e^-5
@@ -473,7 +473,7 @@ def training_loss(value: float | None, samples: int, limits: PrivacyConfig) -> f
     """
     if value is None or samples < limits.min_loss:
         return None
-    return on_grid(min(value, BOUND), BOUND / samples, BOUND) if limits.min_loss else rounded(value)
+    return on_grid(min(value, BOUND), BOUND / samples, BOUND) if limits.min_loss else round_figure(value)
 
 
 def complementary(counts: Mapping[str, int], large: Iterable[str], min_count: int) -> list[str]:

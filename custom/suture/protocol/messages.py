@@ -24,7 +24,7 @@ from suture.core.errors import LabelError
 from suture.core.labels import LONGEST, LabelType, check_spelling, check_value
 from suture.core.ontology import SYSTEMS, check_code
 from suture.core.privacy import Protected, check_protection
-from suture.core.validation import MOST_ATTRIBUTES, STRICT, checked
+from suture.core.validation import MOST_ATTRIBUTES, STRICT, check_with
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 
 MOST = 2_000
@@ -52,9 +52,9 @@ def _code(text: str) -> str:
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
 """A name of the program: of a tensor, a figure or an exception."""
 
-Label = Annotated[str, StringConstraints(max_length=LONGEST), checked(_known_spelling)]
+Label = Annotated[str, StringConstraints(max_length=LONGEST), check_with(_known_spelling)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
-Value = Annotated[str, StringConstraints(max_length=LONGEST), checked(check_value)]
+Value = Annotated[str, StringConstraints(max_length=LONGEST), check_with(check_value)]
 """A value of an attribute, such as ``≥ 60 years``: one printable line."""
 
 CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code)]
@@ -539,9 +539,9 @@ def align_rows(tensor: Tensor, before: Labels, now: Labels, *, axis: int = 0) ->
 
 
 @overload
-def rounded(value: float) -> float: ...
+def round_figure(value: float) -> float: ...
 @overload
-def rounded(value: float | None) -> float | None: ...
-def rounded(value: float | None) -> float | None:
+def round_figure(value: float | None) -> float | None: ...
+def round_figure(value: float | None) -> float | None:
     """Round a number that leaves a site to six significant digits: further digits could carry information."""
     return None if value is None else float(f"{value:.6g}")

@@ -54,7 +54,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
+from suture.core.errors import RejectedUpdate, SutureError, as_word, show_value
 from suture.core.files import LARGEST_FILE, open_regular, parse_json, replacing
 from suture.core.validation import in_words
 from suture.protocol.egress import Egress, Form, Layout, Shapes
@@ -93,7 +93,7 @@ _MOST = float(torch.tensor(_LARGEST) / _CODES)  # the largest scale, rounded as 
 
 
 def narrow(tensor: Tensor, transport: Transport) -> Tensor:
-    """Return a float32 tensor as it travels: float16, or int8 ``[n, row + 4 blocks]``, see `_encoded`.
+    """Return a float32 tensor as it travels: float16, or int8 ``[n, row + 4 blocks]``, see `_encode`.
 
     It is unchanged where a number of it is beyond the range of float16, or is none.
     """
@@ -103,7 +103,7 @@ def narrow(tensor: Tensor, transport: Transport) -> Tensor:
         low, high = tensor.aminmax()
         if not bool((low >= -_LARGEST) & (high <= _LARGEST)):
             return tensor
-    return _encoded(tensor) if transport == "int8" and _in_bytes(tuple(tensor.shape)) else tensor.half()
+    return _encode(tensor) if transport == "int8" and _in_bytes(tuple(tensor.shape)) else tensor.half()
 
 
 def _in_bytes(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -113,7 +113,7 @@ def _in_bytes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (shape[0], width) if len(shape) > 1 and shape[0] and width < 2 * row else None
 
 
-def _encoded(tensor: Tensor) -> Tensor:
+def _encode(tensor: Tensor) -> Tensor:
     """Return int8 ``[n, row + 4 blocks]``: of each row the codes, then the bytes of its float32 scales."""
     rows = tensor.reshape(len(tensor), -1)
     length = rows.shape[1]
@@ -126,13 +126,13 @@ def _encoded(tensor: Tensor) -> Tensor:
 
 
 def _parts(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The codes ``[n, row]`` and the scales ``[n, blocks]`` of what `_encoded` has made."""
+    """The codes ``[n, row]`` and the scales ``[n, blocks]`` of what `_encode` has made."""
     length = math.prod(shape[1:])
     scales = tensor[:, length:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return tensor[:, :length], scales
 
 
-def _decoded(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _decode(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     codes, scales = _parts(tensor, shape)
     each = scales.repeat_interleave(BLOCK, dim=1)[:, : codes.shape[1]]
     return codes.float().mul_(each).view(shape)
@@ -161,10 +161,10 @@ def check_narrowed(name: str, tensor: Tensor, form: Form, transport: Transport) 
     return True
 
 
-def _widened(name: str, tensor: Tensor, form: Form, transport: Transport) -> Tensor:
+def _widen(name: str, tensor: Tensor, form: Form, transport: Transport) -> Tensor:
     if not check_narrowed(name, tensor, form, transport):
         return tensor
-    return _decoded(tensor, form[0]) if tensor.dtype == torch.int8 else tensor.float()
+    return _decode(tensor, form[0]) if tensor.dtype == torch.int8 else tensor.float()
 
 
 class Narrow:
@@ -188,7 +188,7 @@ class Narrow:
         return Packed(tensors, packed.header)
 
 
-def received(payload: TaskData, layout: Layout, transport: Transport) -> TaskData:
+def restore_task(payload: TaskData, layout: Layout, transport: Transport) -> TaskData:
     """Return the payload on which a site trains: what arrived in fewer bits, in float32.
 
     Args:
@@ -200,7 +200,7 @@ def received(payload: TaskData, layout: Layout, transport: Transport) -> TaskDat
     if transport == "float32":
         return payload
     forms = _forms(layout.shared, layout.head, len(payload.labels))
-    return _each(payload, lambda n, t: _widened(n, t, forms[n], transport) if n in forms else t)
+    return _each(payload, lambda n, t: _widen(n, t, forms[n], transport) if n in forms else t)
 
 
 def sent(update: Update, trained_on: TaskData, transport: Transport) -> Update:
@@ -224,7 +224,7 @@ def sent(update: Update, trained_on: TaskData, transport: Transport) -> Update:
     return _each(update, converted)
 
 
-def restored(update: Update, model: TaskData, egress: Egress, transport: Transport) -> Update:
+def restore_update(update: Update, model: TaskData, egress: Egress, transport: Transport) -> Update:
     """Return the weights, or gradients, that an update stands for, in the types that `egress` declares.
 
     A variance of batch norm that becomes negative, because the two bases differ by a rounding, is 0.
@@ -237,7 +237,7 @@ def restored(update: Update, model: TaskData, egress: Egress, transport: Transpo
     bases, forms = _bases(update, model), _forms(egress.shared, egress.head, len(update.labels))
 
     def converted(name: str, tensor: Tensor) -> Tensor:
-        change = _widened(name, tensor, forms[name], transport)
+        change = _widen(name, tensor, forms[name], transport)
         if change is tensor or name not in bases:
             return change
         value = bases[name] + change
@@ -383,7 +383,7 @@ def message_of(packed: Packed) -> Message:
     fields = dict(packed.header)
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
-        raise RejectedUpdate(f"unknown message type {shown(packed.header.get('type'))}")
+        raise RejectedUpdate(f"unknown message type {show_value(packed.header.get('type'))}")
     if stray := _TENSORS[kind].keys() & fields.keys():
         raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
     fields |= tensor_fields(kind, packed.tensors)
@@ -472,7 +472,7 @@ def load(path: Path) -> Packed:
         SutureError: the file is corrupt, or `save` did not write it.
     """
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             text = file.metadata()["suture"]
             checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -493,12 +493,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         OSError: the file cannot be read.
         SafetensorError: it is none, or holds more than any model.
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     with open_regular(path) as raw:
         size = int.from_bytes(raw.read(8), "little")
         _check_header(raw.read(min(size, LARGEST_FILE + 1)))

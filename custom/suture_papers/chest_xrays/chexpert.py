@@ -21,7 +21,7 @@ from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restrict, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -105,7 +105,7 @@ def read_chexpert(config: ChexpertConfig) -> Reading:
     y = np.concatenate([part.y for part in parts])
     table = Table(LABELS, images, patients, y, split, config.root)
     faults = [fault for part in parts for fault in part.faults] + faults
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def _split(part: _Part, config: ChexpertConfig) -> tuple[str, ...]:

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import contained
+from suture.core.files import within_folder
 from suture.core.labels import LabelSet
 from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig, ReleaseConfig
 from suture.data.limits import FOLLOW
 from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, read_text, restricted, row_faults
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, read_text, restrict, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
 from suture_papers.chest_xrays.chexpert import LABELS, SPELLINGS, Uncertain, values
@@ -120,7 +120,7 @@ def read_mimic(config: MimicConfig) -> Reading:
     split, more = _split(found, y[found.rows], config)
     faults += [*found.faults, *more, *row_faults(found.sheet, images, found.patients, split)]
     table = Table(LabelSet.of(names), tuple(images), tuple(found.patients), y[found.rows], split, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def _classes(sheet: Sheet) -> tuple[str, ...]:
@@ -270,14 +270,14 @@ def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     if not config.partial:
         faults += fault(sheet, ~here, "a study without a report; correct [data] root, or set partial")
     table = Table(LABELS, tuple(studies), tuple(patients), y, split, config.root, tuple(texts)).rows(here)
-    return Reading(restricted(table, config), tuple(faults), absent=int((~here).sum()))
+    return Reading(restrict(table, config), tuple(faults), absent=int((~here).sum()))
 
 
 def _texts(config: MimicReportsConfig, names: Sequence[str]) -> list[str]:
     """The report of each name; the empty string where there is none."""
     root = config.root
     if root.is_dir():
-        inside, paths = contained(root), [root / name for name in names]
+        inside, paths = within_folder(root), [root / name for name in names]
         for path in paths if not config.follow_links else ():
             if not inside(path):
                 raise DataError(f"{path} leads out of {root}; {FOLLOW}")

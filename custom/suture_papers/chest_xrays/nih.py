@@ -23,7 +23,7 @@ from suture.data.reading import (
     fault,
     read_sheet,
     read_text,
-    restricted,
+    restrict,
     row_faults,
     rows_text,
 )
@@ -92,7 +92,7 @@ def read_nih(config: NihConfig) -> Reading:
         faults += more
     faults += row_faults(sheet, images, patients, split)
     table = Table(LABELS, tuple(images), tuple(patients), y, split, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def _values(sheet: Sheet, findings: list[str]) -> tuple[NDArray[np.float32], list[str]]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
 
 from suture.core.errors import DataError
-from suture.core.files import contained
+from suture.core.files import within_folder
 from suture.core.labels import canonical
 from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig
@@ -86,7 +86,7 @@ def read_openi(config: OpeniConfig) -> Reading:
     found: dict[str, _Report] = {}
     broken, twice = [], []
     for file, data in _files(config):
-        report = _parsed(data)
+        report = _parse(data)
         if report is None:
             broken.append(file)
         elif found.setdefault(report.name, report) is not report:
@@ -105,7 +105,7 @@ def read_openi(config: OpeniConfig) -> Reading:
     return Reading(frequent(table, config, LEAST), faults, absent=len(found) - len(written))
 
 
-def _parsed(data: bytes) -> _Report | None:
+def _parse(data: bytes) -> _Report | None:
     """The report of a file; None where it is not one."""
     try:
         root = ElementTree.fromstring(data)
@@ -125,7 +125,7 @@ def _parsed(data: bytes) -> _Report | None:
 def _files(config: OpeniConfig) -> Iterator[tuple[str, bytes]]:
     """Name and content of each XML file of an archive or a folder."""
     path = config.table
-    inside = contained(path)
+    inside = within_folder(path)
     if not path.is_dir():
         with unpacking(path, "name NLMCXR_reports.tgz or its folder"):
             yield from reports(path, lambda name: name.endswith(".xml"))

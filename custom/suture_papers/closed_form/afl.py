@@ -43,7 +43,7 @@ from suture.learning.training import (
     evaluation_batch,
     ready_inputs,
 )
-from suture.methods.averaging import owned, update_of
+from suture.methods.averaging import own_rows, update_of
 from suture.methods.base import About, GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
@@ -168,7 +168,7 @@ def told_classes(site: SiteContext) -> Tensor:
     """
     y, known = site.samples["train"].targets()
     least = torch.stack([(known & (y == value)).sum(dim=0) for value in (0, 1)]).amin(dim=0)
-    told = owned(site).bool() & known.any(dim=0) & (least >= site.min_count)
+    told = own_rows(site).bool() & known.any(dim=0) & (least >= site.min_count)
     if site.min_count:
         told &= ~_spans(site, known) & _apart(known, told, site)
     return told
@@ -180,7 +180,7 @@ def _spans(site: SiteContext, known: Tensor) -> Tensor:
     Their Gram matrix is singular, and would tell of any image whether it can be among them.
     """
     width = site.model.head.in_features
-    few = owned(site).bool() & (known.sum(dim=0) <= width)
+    few = own_rows(site).bool() & (known.sum(dim=0) <= width)
     if few.any():
         names = [name for name, is_few in zip(site.model.labels.names, few.tolist(), strict=True) if is_few]
         LOG.warning(

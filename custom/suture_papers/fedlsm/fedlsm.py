@@ -31,12 +31,12 @@ from torch import Tensor
 
 from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
-from suture.methods.averaging import WHY, LocalAveraging, owned, trained
+from suture.methods.averaging import WHY, LocalAveraging, own_rows, train_update
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
 from suture.methods.composed import (
     ClassWeights,
     class_weights,
-    counted,
+    countable_types,
     received_weights,
     told_weights,
     why_counted,
@@ -96,7 +96,7 @@ class FedLSM(LocalAveraging):
             class_weight=OWNED_CLASSES if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
             channels=told_weights(self.class_weights),
-            counts=counted(self.class_weights),
+            counts=countable_types(self.class_weights),
             why=_WHY | why_counted(self.class_weights),
         )
 
@@ -117,7 +117,7 @@ class FedLSM(LocalAveraging):
         )
         images = len(site.samples["train"])
         update = replace(
-            trained(site, received, round_, fitted),
+            train_update(site, received, round_, fitted),
             weight=float(images),
             class_weights=self._proxies(teacher, site, weight),
             scalars={"pseudo_positive": teacher.positive, "pseudo_negative": teacher.negative},
@@ -127,11 +127,11 @@ class FedLSM(LocalAveraging):
     def _proxies(self, teacher: MeanTeacher, site: SiteContext, weight: Tensor | None) -> Tensor:
         """How much the site's row of each class counts, ``[c]``."""
         if self.proxies == "owners":
-            return len(site.samples["train"]) * owned(site)
+            return len(site.samples["train"]) * own_rows(site)
         if self.proxies == "counted" or weight is None:
             return teacher.drawn
         expected = teacher.images / (1 + weight.double().cpu())  # w = negatives / positives where it is known
-        return torch.where(owned(site) > 0, teacher.drawn, torch.minimum(teacher.drawn, expected))
+        return torch.where(own_rows(site) > 0, teacher.drawn, torch.minimum(teacher.drawn, expected))
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         return class_weights(statistics, self.class_weights)

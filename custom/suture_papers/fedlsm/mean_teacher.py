@@ -32,7 +32,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.runtime import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import STRONG, WEAK, Augmentation, Batch, endless, prefetch, viewed
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch, endless, prefetch, view_key
 from suture.learning.losses import probabilities, weighted_bce
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.models.classifier import Classifier, frozen_copy
@@ -333,7 +333,7 @@ class MeanTeacher:
         weight: Tensor | None,
     ) -> None:
         self._how, self._site, self._local = how, site, round_.local
-        self._task, self._input = site.model.labels.label_type, viewed(site.samples["train"].inputs)
+        self._task, self._input = site.model.labels.label_type, view_key(site.samples["train"].inputs)
         self._kind = KINDS[self._task]
         self._weight = None if weight is None else weight.to(site.device)
         self._pseudo = round_.round >= how.start_round

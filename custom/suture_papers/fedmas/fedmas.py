@@ -47,7 +47,7 @@ from suture.learning.training import (
     ready_inputs,
     training_batches,
 )
-from suture.methods.averaging import WHY, LocalAveraging, trained
+from suture.methods.averaging import WHY, LocalAveraging, train_update
 from suture.methods.base import SEVERAL, About, LabelUse, Phase, hyperparameters
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.models import ModelSpec
@@ -181,7 +181,7 @@ class FedMAS(LocalAveraging):
                 # Eq. 3 gives 0: the other sites decide, and where none has a positive, all count alike.
                 weight = LEAST
             check_rescue(weight, site.name, round_.round)
-        update = trained(site, received, round_, fitted)
+        update = train_update(site, received, round_, fitted)
         return replace(
             update, weight=weight, class_weights=weight * ones(received.labels)
         ), fitted.optimiser_state

@@ -16,14 +16,14 @@ from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, nearest
 from suture.core.labels import LabelSet, canonical_or_none
-from suture.core.vocabulary import listed
+from suture.core.vocabulary import read_word_list
 from suture.data.dataset import ReleaseConfig
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
-from suture.data.split import classes, divided, stratified
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults, rows_text
+from suture.data.split import classes, divide, stratify
 from suture.data.table import SPLITS, Table
 
-LABELS = LabelSet.of(listed("hyperkvasir"), label_type="multiclass")
+LABELS = LabelSet.of(read_word_list("hyperkvasir"), label_type="multiclass")
 
 FOLDS = "5_fold_split.csv"
 TRUTH = "image-labels.csv"
@@ -82,11 +82,11 @@ def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:
         split, more = _folds(sheet, table, config)
         faults += more
     else:
-        split = divided(table, (0.7, 0.1, 0.2), config.seed)
+        split = divide(table, (0.7, 0.1, 0.2), config.seed)
     # An image is its own patient, so that one without a name is reported once.
     faults += row_faults(sheet, images, ["image"] * len(images), [""] * len(images))
     table = Table(LABELS, table.images, table.patients, y, split, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def _values(sheet: Sheet, words: list[str]) -> tuple[NDArray[np.float32], list[str]]:
@@ -122,7 +122,7 @@ def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple
         )
     training = np.array([fold in known and fold != known[config.fold] for fold in folds])
     rows = table.rows(training)
-    part = stratified(classes(rows.y), (1 - VALIDATION, VALIDATION), config.seed, rows.images)
+    part = stratify(classes(rows.y), (1 - VALIDATION, VALIDATION), config.seed, rows.images)
     split = np.array(["test" if fold == known[config.fold] else "" for fold in folds], dtype="<U10")
     split[training] = np.array(SPLITS)[part]
     lost = [fold not in known for fold in folds]

@@ -22,9 +22,9 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, DataError, check_known
-from suture.core.runtime import generator_for, moved, repeatable, seed_for, seeded
+from suture.core.runtime import generator_for, moved, repeatable, seed_for, seed_torch
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Share, chosen, padded, resample, spread
+from suture.data.batch import Share, choose, pad, resample, spread
 from suture.learning.training import SGD, StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
@@ -193,7 +193,7 @@ class Trainer:
         self.order = generator_for(seed, "pretrain", "order")
         self.noise = generator_for(seed, "pretrain", "views")
         self.prepare = spec.preprocessing
-        with seeded(seed_for(seed, "pretrain", "model")):
+        with seed_torch(seed_for(seed, "pretrain", "model")):
             backbone, self.width = MODELS[spec.backbone].build(
                 ModelSpec(spec.backbone, spec.size, spec.color), None
             )
@@ -307,7 +307,7 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     if images.shape[1] == 3:
         images = mixed(images, colours(n, generator, spec).to(images, non_blocking=True))
     low, high = (sigma * images.shape[-1] / _WIDEST for sigma in _BLUR)
-    rows = chosen(n, generator, BLUR_CHANCE).nonzero().flatten()
+    rows = choose(n, generator, BLUR_CHANCE).nonzero().flatten()
     sigma = low + (high - low) * torch.rand(len(rows), generator=generator)
     if not len(rows):
         return images
@@ -315,7 +315,7 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
         rows.to(images.device, non_blocking=True),
         gaussian_kernels(sigma, high).to(images, non_blocking=True),
     )
-    return images.index_copy(0, rows, blurred(images.index_select(0, rows), weights))
+    return images.index_copy(0, rows, blur(images.index_select(0, rows), weights))
 
 
 def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
@@ -329,7 +329,7 @@ def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     sides = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=1)
     # An image is 2 long in the coordinates of `resample`, so the centre moves by 1 - side at most.
     centre = (2 * torch.rand(n, 2, generator=generator) - 1) * (1 - sides)
-    mirror = torch.where(chosen(n, generator, spec.flip), -1.0, 1.0)
+    mirror = torch.where(choose(n, generator, spec.flip), -1.0, 1.0)
     scale = torch.diag_embed(sides * torch.stack([mirror, torch.ones(n)], dim=1))
     return torch.cat([scale, centre.unsqueeze(2)], dim=2)
 
@@ -337,7 +337,7 @@ def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
 def color_jitter(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     """Change the brightness of some images, then their contrast around the mean of their gray image."""
     n = len(images)
-    some = chosen(n, generator, TONE_CHANCE)
+    some = choose(n, generator, TONE_CHANCE)
     drawn = [(1 + spread(n, generator, spec.tone) * some).view(-1, 1, 1, 1) for _ in range(2)]
     factors = [factor.to(images, non_blocking=True) for factor in drawn]
     images = (images * factors[0]).clamp_(0, 255)
@@ -348,9 +348,9 @@ def color_jitter(images: Tensor, generator: torch.Generator, spec: Views) -> Ten
 
 def colours(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     """Return each image's colour map ``[n, 3, 3]``: hue, then saturation, which is 0 for some."""
-    some = chosen(n, generator, TONE_CHANCE)
+    some = choose(n, generator, TONE_CHANCE)
     saturation = 1 + spread(n, generator, spec.tone) * some
-    saturation = torch.where(chosen(n, generator, GRAY_CHANCE), 0.0, saturation).view(-1, 1, 1)
+    saturation = torch.where(choose(n, generator, GRAY_CHANCE), 0.0, saturation).view(-1, 1, 1)
     angle = spread(n, generator, 2 * math.pi * _HUE) * some
     turn = torch.eye(3).repeat(n, 1, 1)
     turn[:, 1, 1] = turn[:, 2, 2] = angle.cos()
@@ -373,10 +373,10 @@ def gaussian_kernels(sigma: Tensor, widest: float) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
-def blurred(images: Tensor, weights: Tensor) -> Tensor:
+def blur(images: Tensor, weights: Tensor) -> Tensor:
     """Filter each image with its own weights ``[n, k]``, along its columns and then its rows."""
     side = weights.shape[1]
-    wide = padded(images, side)
+    wide = pad(images, side)
     for axis in (-2, -1):
         length = images.shape[axis]
         wide = torch.stack(

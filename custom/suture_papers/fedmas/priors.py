@@ -83,7 +83,7 @@ class VisionTower(nn.Module):
         return out
 
 
-def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a CLIP checkpoint under the names of `VisionTower`."""
     out = {}
     for name, tensor in tensors.items():
@@ -108,7 +108,7 @@ def clip_vitb32(path: Path, size: int | None = None) -> Prior:
         )
     tensors = _read_part(path, "visual.", "CLIP ViT-B/32 (tensors visual.*)")
     network = VisionTower()
-    fill(network.state_dict(), renamed(tensors), str(path), "image encoder of CLIP ViT-B/32")
+    fill(network.state_dict(), rename_tensors(tensors), str(path), "image encoder of CLIP ViT-B/32")
     return freeze(
         "clip_vitb32", network, FEATURES, _CLIP_PREPROCESSING, "CLIP ViT-B/32, 400 million captioned images"
     )

@@ -83,7 +83,7 @@ def read_eicu(config: EicuConfig) -> Reading:
     if config.labels_from == "apache":
         labels, y = indicators([_apache(cell) if cell else None for cell in diagnoses], config.table)
     else:
-        groups = _gathered(config, "diagnosis", "diagnosisstring", _group)
+        groups = _gather(config, "diagnosis", "diagnosisstring", _group)
         labels, y = indicators([groups.get(stay) for stay in stays], config.table)
     texts = _texts(stays, config)
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
@@ -115,9 +115,9 @@ def _texts(stays: Iterable[str], config: EicuConfig) -> list[str]:
         "pastHistory": ("pasthistorypath", _history),
         "medication": ("drugname", str.strip),
     }
-    sources = [_gathered(config, name, *how) for name, how in meanings.items() if name in config.texts]
+    sources = [_gather(config, name, *how) for name, how in meanings.items() if name in config.texts]
     if config.leaking_text:
-        sources.append(_gathered(config, "admissionDx", "admitdxpath", str.strip))
+        sources.append(_gather(config, "admissionDx", "admitdxpath", str.strip))
     return [" , ".join(item for source in sources for item in source.get(stay, ())) for stay in stays]
 
 
@@ -129,7 +129,7 @@ def _history(path: str) -> str:
     return "" if parts[-1] == "Performed" else parts[-1]
 
 
-def _gathered(config: EicuConfig, table: str, column: str, meaning: Callable[[str], str]) -> Documents:
+def _gather(config: EicuConfig, table: str, column: str, meaning: Callable[[str], str]) -> Documents:
     """The entries of each stay in one table; blank ones are left out."""
     found: Documents = {}
     for stay, cell in read_columns(_beside(config, table), (_STAY, column), _KEY):

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from suture.core.validation import LIMIT
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
-from suture.methods.averaging import LocalAveraging, trained
+from suture.methods.averaging import LocalAveraging, train_update
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout, NormPolicy
 from suture.protocol.egress import NUM_SAMPLES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update
-from suture_papers.metafl.inner_loop import INNER, adapted, check_inner
+from suture_papers.metafl.inner_loop import INNER, adapt_model, check_inner
 
 
 @hyperparameters
@@ -70,7 +70,7 @@ class FL(LocalAveraging):
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        done = adapted(site, self.loss, round_, self.batches, second_order=False)
-        update = trained(site, received, round_, done.fitted)
+        done = adapt_model(site, self.loss, round_, self.batches, second_order=False)
+        update = train_update(site, received, round_, done.fitted)
         weight, rows = self.weight(site), self.row_weights(site, received)
         return replace(update, weight=weight, class_weights=rows), {}

@@ -157,7 +157,7 @@ class _Adapted:
     query_loss: Tensor
 
 
-def adapted(
+def adapt_model(
     site: SiteContext, loss: LabelLoss, round_: LocalRound, batches: int, *, second_order: bool
 ) -> _Adapted:
     """Run the inner loop from the received model; the site's model then holds phi.
@@ -240,7 +240,7 @@ class MetaLearning(Method):
         self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         """L_k and its gradient, of the shared rows: with respect to phi (first order) or theta (second)."""
-        done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)
+        done = adapt_model(site, self.loss, round_, self.batches, second_order=self.order == 2)
         grads = torch.autograd.grad(done.query_loss, list(done.wanted.values()))
         gradient = {name: g.detach().cpu() for name, g in zip(done.wanted, grads, strict=True)}
         shared, head = self.sharing.parts(*split_state(gradient))
@@ -248,10 +248,10 @@ class MetaLearning(Method):
         return replace(update, kind="gradient", scalars={"query_loss": done.query_loss.item()}), {}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return stepped(self.sharing, previous, updates, self.server)
+        return take_step(self.sharing, previous, updates, self.server)
 
 
-def stepped(
+def take_step(
     sharing: SharingSpec, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
 ) -> GlobalModel:
     """theta after one step along the mean gradient (Eq. 4); rows that do not cross keep their very bits."""

@@ -13,7 +13,7 @@ from suture.core.errors import DataError
 from suture.core.labels import canonical
 from suture.data.dataset import DatasetConfig
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, indicators, read_sheet, restricted
+from suture.data.reading import Reading, indicators, read_sheet, restrict
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -57,7 +57,7 @@ def read_mtsamples(config: MtsamplesConfig) -> Reading:
     who = tuple(number for number, _ in found.values())
     texts = tuple(_NEW_LINE.sub(", ", note) for note in found)
     table = Table(labels, who, who, y, by_patient(who, y, seed=config.seed), config.root, texts)
-    return Reading(restricted(table, config), absent=sum(not note for note in notes))
+    return Reading(restrict(table, config), absent=sum(not note for note in notes))
 
 
 MTSAMPLES = DataSet(

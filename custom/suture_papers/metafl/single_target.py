@@ -176,13 +176,13 @@ def build_disease_tables(
     tables: dict[str, Table] = {}
     for name in classes:
         rng = np.random.default_rng(seed_for(seed, "silo", name))  # another word would give other rows
-        rows = _drawn(table, name, free, rng, cap, first)
+        rows = _draw(table, name, free, rng, cap, first)
         free[rows] = False
         tables[name] = table.rows(rows).restrict(LabelSet((name,), table.labels.label_type))
     return tables
 
 
-def _drawn(
+def _draw(
     table: Table, name: str, free: NDArray[np.bool_], rng: np.random.Generator, cap: int | None, first: First
 ) -> NDArray[np.intp]:
     """The rows of one class's table, of those that are `free`, in a random order."""
@@ -193,10 +193,10 @@ def _drawn(
             raise DataError(
                 f"{table.root}: no {kind} row is left for {name!r}; build it earlier, or set a cap"
             )
-    return rng.permutation(np.concatenate(_sized(positives, negatives, cap, first)))
+    return rng.permutation(np.concatenate(_size(positives, negatives, cap, first)))
 
 
-def _sized(
+def _size(
     positives: NDArray[np.intp], negatives: NDArray[np.intp], cap: int | None, first: First
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The rows that a table takes of the unused ones."""

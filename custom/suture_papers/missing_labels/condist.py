@@ -80,7 +80,7 @@ class Distillation(LossTerm):
         weight = self.weight(round_.phase_round, round_.phase_rounds)
 
         def value(step: Step) -> Tensor:
-            rows = distilled(step.batch, step.received_logits, unknown, label_type)
+            rows = select_distilled(step.batch, step.received_logits, unknown, label_type)
             if isinstance(rows, Tensor):
                 rows = rows.nonzero().flatten()  # once, because here a GPU is waited for
             log_p, log_q = (
@@ -92,7 +92,9 @@ class Distillation(LossTerm):
         return value
 
 
-def distilled(batch: Batch, received: Tensor, unknown: Tensor, label_type: LabelType) -> Tensor | slice:
+def select_distilled(
+    batch: Batch, received: Tensor, unknown: Tensor, label_type: LabelType
+) -> Tensor | slice:
     """Which images count: all; of those with one label the ones of no annotated class, boolean ``[n]``.
 
     Args:

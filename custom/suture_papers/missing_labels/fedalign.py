@@ -55,7 +55,7 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
-from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned
+from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, own_rows
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
@@ -153,7 +153,7 @@ class FedAlign(LocalAveraging):
         )
 
     def row_weights(self, site: SiteContext, received: TaskData) -> Tensor:
-        return owned(site)
+        return own_rows(site)
 
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
@@ -174,7 +174,7 @@ class FedAlign(LocalAveraging):
         return update, fitted.optimiser_state
 
     def _with_pseudo_labels(self, site: SiteContext, received: TaskData) -> SiteContext:
-        train, foreign, f1 = site.samples["train"], owned(site) == 0, received.channels[F1]
+        train, foreign, f1 = site.samples["train"], own_rows(site) == 0, received.channels[F1]
         label_type = site.model.labels.label_type
         several = label_type == "multilabel"
         z = predict(site, train) if several else along(site, F.normalize(site.model.head.weight, dim=1))
@@ -203,13 +203,13 @@ def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:
     Returns:
         F1 and whether it was measured, 1 or 0, both float32 ``[c]``; F1 is 0 where it was not.
     """
-    f1, measured = torch.zeros(len(owned(site))), torch.zeros(len(owned(site)))
+    f1, measured = torch.zeros(len(own_rows(site))), torch.zeros(len(own_rows(site)))
     part = site.samples.get("validation")
     if part is None or not len(part) or site.model.labels.label_type == "multiclass":
         return f1, measured
     positive = predict(site, part) > 0
     patients = part.patient_numbers
-    for c in owned(site).nonzero().squeeze(1).tolist():
+    for c in own_rows(site).nonzero().squeeze(1).tolist():
         y = part.y[:, c]
         value = _f1(positive[:, c], y, patients, site.min_count)
         if value is not None and min(int((y == 1).sum()), int((y == 0).sum())) >= max(site.min_count, 1):

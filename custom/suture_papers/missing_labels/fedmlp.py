@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Augmentation, Batch, viewed
+from suture.data.batch import Augmentation, Batch, view_key
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -62,12 +62,12 @@ from suture.methods.composed import ClassWeights, Component, Composed, Requireme
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update
-from suture_papers.missing_labels.image_memory import memory, remember, remembered
+from suture_papers.missing_labels.image_memory import memory, recall, remember
 from suture_papers.missing_labels.prototypes import (
     PROTOTYPES,
     Merged,
-    declared,
-    measured,
+    declare,
+    measure,
     nothing,
     similarity,
 )
@@ -162,7 +162,7 @@ class FedMLP(Composed):
         return in_two(super().phases(rounds), self.stage1, STAGE_1, STAGE_2)
 
     def egress(self, layout: Layout) -> Egress:
-        egress = declared(super().egress(layout), layout)
+        egress = declare(super().egress(layout), layout)
         return replace(egress, channels=(*egress.channels, *memory(tags="torch.int8")))
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
@@ -182,7 +182,7 @@ class FedMLP(Composed):
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        tags, second = remembered(site, round_.kept, "tags"), round_.phase == STAGE_2
+        tags, second = recall(site, round_.kept, "tags"), round_.phase == STAGE_2
         if tags is None:
             tags = torch.zeros(site.samples["train"].y.shape, dtype=torch.int8)
         if second:
@@ -201,7 +201,7 @@ class FedMLP(Composed):
         due = second or (round_.phase == STAGE_1 and round_.phase_round == round_.phase_rounds)
         update = replace(
             self.weighted(site, received, round_, fitted),
-            channels=measured(site) if due else nothing(site),
+            channels=measure(site) if due else nothing(site),
         )
         return update, fitted.optimiser_state | (remember(site, tags=tags) if second else {})
 
@@ -251,7 +251,7 @@ def objective(loss: Loss, teacher: Classifier | None) -> Objective:
 def _two_views(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
     """Each image twice, ``[2n, ...]``: a mean over the batch is then that of ½ L_a + ½ L_b."""
     a, b = first_view(site, batch, noise), first_view(site, batch, noise)
-    name = viewed(batch.inputs)
+    name = view_key(batch.inputs)
     image = torch.cat([a.inputs[name], b.inputs[name]])
     return Batch({**batch.inputs, name: image}, batch.y.repeat(2, 1), batch.known.repeat(2, 1))
 

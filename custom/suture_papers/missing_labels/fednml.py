@@ -43,7 +43,7 @@ from suture.methods.composed import ClassWeights, Component, Composed, Requireme
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update
-from suture_papers.missing_labels.image_memory import memory, remember, remembered
+from suture_papers.missing_labels.image_memory import memory, recall, remember
 
 KNOWN, SOFT = "known", "soft"
 """The phases."""
@@ -172,7 +172,7 @@ def current(site: SiteContext, round_: LocalRound) -> tuple[Tensor, Tensor]:
     """
     y = site.samples["train"].y
     labelled, y = ~y.isnan(), torch.nan_to_num(y, nan=0.0)
-    soft, before = (remembered(site, round_.kept, name) for name in ("soft", "labelled"))
+    soft, before = (recall(site, round_.kept, name) for name in ("soft", "labelled"))
     if soft is None or before is None:
         return labelled, y
     return labelled, torch.where(labelled & ~before, y, soft)

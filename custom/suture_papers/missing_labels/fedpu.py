@@ -32,7 +32,7 @@ from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
-from suture.methods.averaging import owned
+from suture.methods.averaging import own_rows
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed, LossTerm, Requirements, Step, Value, all_labelled
 
@@ -104,7 +104,7 @@ class PositiveUnlabelled(LossTerm):
         """
         if all_labelled(site):
             return lambda step: step.logits.new_zeros(())
-        mine = owned(site)
+        mine = own_rows(site)
         n, own, others = int(mine.sum()), mine.nonzero().flatten(), (mine == 0).nonzero().flatten()
         if self.prior * n > 1:
             raise ConfigError(

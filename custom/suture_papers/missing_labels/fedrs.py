@@ -26,7 +26,7 @@ from torch import Tensor
 
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.averaging import owned
+from suture.methods.averaging import own_rows
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Component, Composed, Requirements, Supervised, class_counts
 from suture.protocol.messages import TaskData
@@ -56,7 +56,7 @@ class Restricted(Component):
         elif site.model.labels.label_type == "multiclass":
             share = (counts > 0).double()
         else:
-            share = owned(site).double()
+            share = own_rows(site).double()
         return 1 - (1 - self.alpha) * (1 - share)  # exactly 1 where the share is
 
 

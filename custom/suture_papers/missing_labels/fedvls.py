@@ -67,12 +67,12 @@ class LogitSuppression(Supervised):
             prior = counts.to(logits)
             prior = prior / prior.sum().clamp(min=1)
             adjusted = masked_ce(logits + torch.log(prior + _ABSENT), y, known)
-            return adjusted + self.weight * suppressed(logits, torch.where(known, y, 0.0), prior, every=every)
+            return adjusted + self.weight * suppress(logits, torch.where(known, y, 0.0), prior, every=every)
 
         return loss
 
 
-def suppressed(logits: Tensor, y: Tensor, prior: Tensor, *, every: bool = False) -> Tensor:
+def suppress(logits: Tensor, y: Tensor, prior: Tensor, *, every: bool = False) -> Tensor:
     """S / s of the labelled images of a batch, a scalar; 0 without any. It may be below 0.
 
     Args:

@@ -56,14 +56,14 @@ def bilevel_loss(model: Classifier, a: Batch, b: Batch, loss: Loss, eta: float) 
     return of_a + of_b
 
 
-def joined(a: Batch, b: Batch) -> Batch:
+def join(a: Batch, b: Batch) -> Batch:
     """Both batches as one, A first."""
     inputs = {name: torch.cat([tensor, b.inputs[name]]) for name, tensor in a.inputs.items()}
     return Batch(inputs, torch.cat([a.y, b.y]), torch.cat([a.known, b.known]))
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """A and B of what was `joined`."""
+    """A and B of what `join` has joined."""
     n = len(batch) // 2
     a, b = (
         Batch({name: t[part] for name, t in batch.inputs.items()}, batch.y[part], batch.known[part])
@@ -101,7 +101,7 @@ class FPSL(Composed):
 
         def batches(shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
             of_a = training_batches(site, round_.local, shuffle, noise)
-            return map(joined, of_a, training_batches(site, round_.local, second, second))
+            return map(join, of_a, training_batches(site, round_.local, second, second))
 
         def objective(model: Classifier, batch: Batch) -> Tensor:
             return bilevel_loss(model, *halves(batch), loss, round_.local.lr)

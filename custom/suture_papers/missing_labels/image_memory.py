@@ -28,7 +28,7 @@ def remember(site: SiteContext, **tensors: Tensor) -> dict[str, Tensor]:
     return kept | {_OF: _checksum(site)}
 
 
-def remembered(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tensor | None:
+def recall(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tensor | None:
     """Return a tensor ``[n, c]`` from `LocalRound.kept`, zeros for a new class; None before there is one.
 
     Raises:

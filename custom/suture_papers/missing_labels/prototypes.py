@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suture.data.batch import Batch
 from suture.learning.training import SiteContext, evaluation_batch, ready_inputs
-from suture.methods.averaging import WeightedMean, owned
+from suture.methods.averaging import WeightedMean, own_rows
 from suture.models.classifier import Layout
 from suture.protocol.egress import CLASSES, NUM_SAMPLES, SCALE_OF_MODEL, Channel, Egress, near
 from suture.protocol.messages import Labels, Update
@@ -42,7 +42,7 @@ WHY = {
 }
 
 
-def declared(egress: Egress, layout: Layout) -> Egress:
+def declare(egress: Egress, layout: Layout) -> Egress:
     """The declaration with what a site sends of prototypes, and P and d, which the server keeps."""
     means, each = (CLASSES, 2, layout.features), (CLASSES,)
     up = (
@@ -67,7 +67,7 @@ def nothing(site: SiteContext) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def measured(site: SiteContext) -> dict[str, Tensor]:
+def measure(site: SiteContext) -> dict[str, Tensor]:
     """The prototypes of the site's labels and the learning degree of all other classes, with their counts.
 
     Below `SiteContext.min_count` images with a class, or without it, it says nothing of the class: where the
@@ -83,7 +83,7 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
         p = torch.sigmoid(site.model.head(f))
         sure += ((p < _SURE[0]) | (p > _SURE[1])).sum(dim=0)
     sums, counts, sure = sums.cpu(), counts.float().cpu(), sure.float().cpu()
-    own, step = owned(site).bool(), site.round_counts
+    own, step = own_rows(site).bool(), site.round_counts
     told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)
     images = torch.where(told, near(counts, step).clamp(max=n), 0.0)
     others = torch.where(own | torch.tensor(n < site.min_count), 0.0, float(n))

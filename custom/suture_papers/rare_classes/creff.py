@@ -122,16 +122,16 @@ def flip(images: Tensor, u: float, *_: float) -> Tensor:
 def zoom(images: Tensor, u: float, v: float, _: float) -> Tensor:
     """A change of the extent that is seen, from 1 / `_ZOOM` to `_ZOOM` along each axis."""
     x, y = (1 / _ZOOM + s * (_ZOOM - 1 / _ZOOM) for s in (u, v))
-    return _moved(images, [[x, 0.0, 0.0], [0.0, y, 0.0]])
+    return _move(images, [[x, 0.0, 0.0], [0.0, y, 0.0]])
 
 
 def rotate(images: Tensor, u: float, *_: float) -> Tensor:
     """A rotation of up to `_ANGLE`."""
     cos, sin = math.cos(_ANGLE * (2 * u - 1)), math.sin(_ANGLE * (2 * u - 1))
-    return _moved(images, [[cos, -sin, 0.0], [sin, cos, 0.0]])
+    return _move(images, [[cos, -sin, 0.0], [sin, cos, 0.0]])
 
 
-def _moved(images: Tensor, theta: list[list[float]]) -> Tensor:
+def _move(images: Tensor, theta: list[list[float]]) -> Tensor:
     return resample(images, images.new_tensor(theta).expand(len(images), 2, 3))
 
 
@@ -328,7 +328,7 @@ class CReFF(Composed):
         if len(sent):
             start = torch.stack([self._features(previous, c, ctx.seed) for c in sent.tolist()])
             features[sent] = self.federated_features.matched(start, sent, used, target[sent]).float()
-        rows = joined(merged.head)
+        rows = join(merged.head)
         classes = features.flatten(1).any(dim=1).nonzero().flatten().tolist()
         classes.sort(key=previous.labels.__getitem__)  # batches are drawn from them in their order
         if classes:
@@ -351,7 +351,7 @@ class CReFF(Composed):
         fresh = head_rows(names, features.shape[2], seed_for(ctx.seed, RETRAINED, ctx.round))
         order = generator_for(ctx.seed, RETRAINED, ctx.round)
         having = features[classes].double()
-        return self.federated_features.retrained(having, joined(fresh).double(), order).float()
+        return self.federated_features.retrained(having, join(fresh).double(), order).float()
 
 
 _WHY = (
@@ -365,7 +365,7 @@ def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Te
 
     A gradient that is all zeros is none: it is what a site sends of a class that it does not have.
     """
-    labels, rows = previous.labels, joined(previous.head).double()
+    labels, rows = previous.labels, join(previous.head).double()
     mean = WeightedMean(labels, {}, {GRADIENTS: rows.new_zeros(len(rows), *rows.shape)})
     for update in updates:
         sent = update.channels[GRADIENTS]
@@ -377,9 +377,9 @@ def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Te
 def retrained_rows(head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> Tensor:
     """psi~, ``[c, d + 1]``: before there is one, and for a class that is new, the row of the head itself."""
     rows = channels[RETRAINED]
-    return torch.where(rows.any(dim=1, keepdim=True), rows, joined(head))
+    return torch.where(rows.any(dim=1, keepdim=True), rows, join(head))
 
 
-def joined(head: Mapping[str, Tensor]) -> Tensor:
+def join(head: Mapping[str, Tensor]) -> Tensor:
     """The rows of a linear head with their biases, ``[c, d + 1]``."""
     return torch.cat([head["head.weight"], head["head.bias"].unsqueeze(1)], dim=1)

@@ -18,8 +18,8 @@ from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults, rows_text
-from suture.data.split import Codes, classes, divided, stratified
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restrict, row_faults, rows_text
+from suture.data.split import Codes, classes, divide, stratify
 from suture.data.table import SPLITS, Table
 from suture_papers.skin_lesions.isic import by_word, one_hot
 
@@ -92,11 +92,11 @@ def read_flamby(config: FlambyConfig) -> Reading:
         split, more = _official(sheet, table, config.seed)
         faults += more
     else:
-        split = divided(table, (0.7, 0.1, 0.2), config.seed)
+        split = divide(table, (0.7, 0.1, 0.2), config.seed)
     # A lesion has one split by construction, and an image without one is its own.
     faults += row_faults(sheet, images, ["lesion"] * len(images), [""] * len(images))
     table = Table(LABELS, table.images, table.patients, y, split, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def centres(path: Path) -> dict[str, int]:
@@ -115,7 +115,7 @@ def centres(path: Path) -> dict[str, int]:
     return {_file_name(name): int(cell) for name, cell in zip(names, cells, strict=True)}
 
 
-def listed(path: Path) -> frozenset[str]:
+def list_images(path: Path) -> frozenset[str]:
     """The images of a centre's training list.
 
     Raises:
@@ -150,7 +150,7 @@ def with_validation(
     """
     rows = table.rows(trained)
     of = classes(rows.y) if strata is None else strata[trained]
-    part = stratified(of, (1 - VALIDATION, VALIDATION), seed, rows.patients)
+    part = stratify(of, (1 - VALIDATION, VALIDATION), seed, rows.patients)
     split = np.full(len(table), "test", dtype="<U10")
     split[trained] = np.array(SPLITS)[part]
     return tuple(split.tolist())

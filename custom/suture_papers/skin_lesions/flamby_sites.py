@@ -15,13 +15,20 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
-from suture.data.split import Codes, classes, crossed, divided, in_turn
+from suture.data.split import Codes, classes, cross_strata, divide, in_turn
 from suture.data.table import Table
 from suture.execution.partition import by_attribute
 from suture.execution.sites import ReleasedSites, Validation, write_parts
 from suture.methods.base import Method
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
-from suture_papers.skin_lesions.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
+from suture_papers.skin_lesions.flamby import (
+    TRUTH,
+    FlambyConfig,
+    centres,
+    list_images,
+    tones,
+    with_validation,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -80,7 +87,7 @@ class FlambySites(ReleasedSites):
         split = (
             self._official(pooled, centre, lists)
             if self.split == "official"
-            else self._divided(pooled, crossed(centre, classes(pooled.y)))
+            else self._divided(pooled, cross_strata(centre, classes(pooled.y)))
         )
         to = self.destination(folder, runs, method)
         return write_parts(to, replace(pooled, split=split), tuple(f"centre-{k}" for k in centre))
@@ -88,7 +95,7 @@ class FlambySites(ReleasedSites):
     def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
         """The split of each row without official lists: by five folds, or 70/10/20 of each stratum."""
         if self.split != "folds":
-            return divided(table, (0.7, 0.1, 0.2), self.seed, strata)
+            return divide(table, (0.7, 0.1, 0.2), self.seed, strata)
         fold = in_turn(strata, FOLDS, self.seed, table.patients)
         return with_validation(table, fold != self.fold - 1, self.seed, strata)
 
@@ -98,7 +105,7 @@ class FlambySites(ReleasedSites):
         for k in np.unique(centre):
             here = centre == k
             own = table.rows(here)
-            trained = listed(official(lists, f"train_flamby_isic_fl_{k}_{self.fold}.csv"))
+            trained = list_images(official(lists, f"train_flamby_isic_fl_{k}_{self.fold}.csv"))
             split[here] = with_validation(
                 own, np.array([image in trained for image in own.images]), self.seed
             )
@@ -142,8 +149,8 @@ class AttributeSites(ReleasedSites):
             LOG.warning("%s: %d images have no skin tone; left out", whole.root, len(whole) - len(pooled))
         attribute = [tone[image] for image in pooled.images]
         site = by_attribute(pooled, attribute, self.clients, DOMINANCE, self.seed)
-        strata = crossed(site, attribute, classes(pooled.y))
-        split = divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)
+        strata = cross_strata(site, attribute, classes(pooled.y))
+        split = divide(pooled, (0.7, 0.15, 0.15), self.seed, strata)
         to = self.destination(folder, runs, method)
         pooled = replace(pooled, split=split, attributes=tuple(attribute))
         return write_parts(to, pooled, tuple(f"isic-{i}" for i in site))

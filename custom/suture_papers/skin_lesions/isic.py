@@ -20,7 +20,7 @@ from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults, rows_text
 from suture.data.split import by_patient
 from suture.data.table import Table
 
@@ -86,7 +86,7 @@ def read_isic(config: IsicConfig) -> Reading:
     # A lesion has one split by construction, and `_lesions` names the rows without one.
     faults += row_faults(sheet, images, ["lesion"] * len(images), [""] * len(images))
     table = Table(LABELS, tuple(images), tuple(lesions), y, split, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 def by_word(sheet: Sheet, column: Mapping[str, int], key: str) -> tuple[NDArray[np.float32], list[str]]:

@@ -12,7 +12,7 @@ from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import Column, Table, TableSpec, Value
 from suture_papers.tables.tuned_columns import epochs_text, goal_of, values_of_task
-from suture_results.comparison import Comparison, paired
+from suture_results.comparison import Comparison, compare_pairs
 
 DASH = "–"
 
@@ -98,7 +98,7 @@ def over_series(outcome: Outcome, column: Column) -> dict[str, Estimate]:
     found = {}
     for row in table.rows:
         own = values(row)
-        against = None if row == spec.reference else paired(reference, own)
+        against = None if row == spec.reference else compare_pairs(reference, own)
         done = [result for x in table.values for result in outcome.results[row, str(x)].values()]
         why = why_undefined(spec, row, done, column)
         found[row] = Estimate(*mean_sd(own, sample=True), tuple(own), against, why=why)
@@ -135,7 +135,7 @@ def _estimate(outcome: Outcome, row: str, x: Value, column: Column) -> Estimate:
         seeds = sorted(own.keys() | reference.keys())
         a = [mean_of(spec, spec.reference, reference.get(s), column) for s in seeds]
         b = [mean_of(spec, row, own.get(s), column) for s in seeds]
-    against = None if row == spec.reference else paired(a, b)
+    against = None if row == spec.reference else compare_pairs(a, b)
     why = why_undefined(spec, row, list(own.values()), column)
     sample = pairs != "classes" or not column.by_class  # a single figure of a run has no spread over classes
     return Estimate(*mean_sd(b, sample=sample), tuple(b), against, why=why)
@@ -162,7 +162,7 @@ def _tuned_estimate(outcome: Outcome, row: str, _: Value, column: Column) -> Est
     against = None
     if row != reference_row:
         undefined = Comparison(len(both), math.nan, math.nan, math.nan, "not every run reaches the goal")
-        against = undefined if late else paired([reference[d] for d in both], [own[d] for d in both])
+        against = undefined if late else compare_pairs([reference[d] for d in both], [own[d] for d in both])
     why = "" if values else "not run yet"
     return Estimate(*mean_sd(values, sample=True), values, against, column.metric == "epochs", why)
 

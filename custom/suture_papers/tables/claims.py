@@ -157,13 +157,13 @@ def decide(claim: Claim, claims: Claims, runs: Path) -> tuple[Decision, bool]:
                 earlier |= end is None or datetime.fromisoformat(end) < claims.fixed
                 for run in one.tuned[column.task]["runs"] if column.task else ():
                     tested = max(tested, run["test"] / run["train"])
-    values = averaged(measured)
+    values = average(measured)
     if of_classes and values:  # the spread over classes is of one model
         values = [fmean(values)]
     return decision(values, claims.margin(claim), claim.expects, tested), earlier
 
 
-def averaged(measured: Sequence[Mapping[Pair, float]]) -> list[float]:
+def average(measured: Sequence[Mapping[Pair, float]]) -> list[float]:
     """Return the mean over the studies of each pair that all of them have."""
     common = set.intersection(*(set(one) for one in measured))
     return [fmean(one[pair] for one in measured) for pair in sorted(common)]
@@ -243,14 +243,14 @@ def page_of(path: Path, runs: Path) -> str:
 def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
     """Return the row of a claim; without an interval, the column of pairs has the reason."""
     few = {0: "not run", 1: "a single run"}.get(found.pairs, f"{found.pairs} runs")
-    interval = f" ({_signed(found.low)} to {_signed(found.high)})"
+    interval = f" ({_with_sign(found.low)} to {_with_sign(found.high)})"
     undefined = math.isnan(found.low)
     places = [(study.found()[0], study.table) for study in claim.studies]
     pages = dict.fromkeys(stem_of(table, Path(name).stem) for table, name in places)
     cells = [
         f"{claim.says} ({claim.place})",
         claim.printed,
-        f"{_signed(found.difference)}{'' if undefined else interval}{' †' if earlier else ''}",
+        f"{_with_sign(found.difference)}{'' if undefined else interval}{' †' if earlier else ''}",
         few if undefined else str(found.pairs),
         DASH if math.isnan(found.detectable) else f"{found.detectable:.3f}",
         DASH if found.needed is None else str(found.needed),
@@ -261,7 +261,7 @@ def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _signed(value: float) -> str:
+def _with_sign(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:+.3f}".replace("-", "−").replace("0.", ".", 1)
 
 

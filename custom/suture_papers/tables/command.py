@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
 
-def listed() -> Iterator[tuple[str, Callable[[], str]]]:
+def list_tables() -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each table, and what describes it, for `suture list`."""
     from suture_papers.tables.loading import known_tables
 
     for name, path in known_tables().items():
-        yield name, partial(_described, path)
+        yield name, partial(_describe, path)
 
 
-def _described(path: Path) -> str:
+def _describe(path: Path) -> str:
     from suture_papers.tables.loading import load_spec
 
     found = load_spec(str(path))

@@ -24,9 +24,9 @@ from suture.execution.run import delete, files_of_run
 from suture.execution.sites import this_machine
 from suture.protocol.messages import ClassScore
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
-from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
+from suture_papers.tables.outcome import Outcome, choose, collect, compared_runs, comparison_name
 from suture_papers.tables.plan import register
-from suture_papers.tables.resampling import SCORES, resampled
+from suture_papers.tables.resampling import SCORES, resample
 from suture_papers.tables.resampling import compared_classes as by_delong
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
@@ -87,7 +87,7 @@ def conduct(table: Table, session: Session, at_once: int) -> Outcome:
     if table.preset.tune:
         do_runs(tuning_runs(table), session, at_once)
         _refuse_unmeasured(table, session.store)
-    do_runs(final_runs(table, chosen(table, session.store)), session, at_once)
+    do_runs(final_runs(table, choose(table, session.store)), session, at_once)
     return collect(table, session.store)
 
 
@@ -110,7 +110,7 @@ def _check_data(table: Table, session: Session) -> None:
         ConfigError: the data root is not given, or something under it does not exist; names it, with the rows
             that read it.
     """
-    tuned, grids = chosen(table, session.store), {row: table.tried(row) for row in table.rows}
+    tuned, grids = choose(table, session.store), {row: table.tried(row) for row in table.rows}
     values = {(row, str(x)): grid.values[0] for row, x in table.cells if (grid := grids[row])} | tuned
     runs = [*tuning_runs(table), *final_runs(table, values)]
     used, root = [path for run in runs for path in run.paths()], session.data_root
@@ -209,12 +209,12 @@ def _do_all(runs: Sequence[Run], session: Session, at_once: int) -> None:
 def _do(run: Run, session: Session) -> None:
     out, began = session.work / run.name, time.monotonic()
     session.report(f"begins: {run.name} ({run.row}{'' if run.x is None else f', {run.x}'})")
-    if not _finished(out):
+    if not _is_finished(out):
         session.warn(_start(run, out, session.data_root))
     untested = absent_tests(run.tests, session.data_root)
     present = {name: test for name, test in run.tests.items() if name not in untested}
     tests = test_models(present, out, session.work, session.data_root)
-    drawn = resampled(out, run.metrics)
+    drawn = resample(out, run.metrics)
     result = replace(result_of(run, out, session.data_root), tests=tests, untested=untested, resampled=drawn)
     store_result(session.store, run, result)
     _tidy(out, session)
@@ -266,10 +266,10 @@ def _add_draws(run: Run, session: Session) -> None:
             f"delete the run's line in {session.store.file_of(run.name)}, and it is done again"
         )
         return
-    store_result(session.store, run, replace(result, resampled=resampled(out, run.metrics)))
+    store_result(session.store, run, replace(result, resampled=resample(out, run.metrics)))
 
 
-def _finished(out: Path) -> bool:
+def _is_finished(out: Path) -> bool:
     path = out / "run.json"
     if not path.exists() or read_json(path).get("status") != "finished":
         return False

@@ -31,7 +31,7 @@ def absent_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> d
         data = site_config(name, test, Path(), data_root).data
         for key, path in (("root", data.root), ("table", data.table)):
             if not path.exists():
-                found[name] = str(test.data.get(key) or _unfilled(path, data_root))
+                found[name] = str(test.data.get(key) or _describe_unfilled(path, data_root))
     return found
 
 
@@ -117,7 +117,7 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
     Raises:
         ConfigError: its data are described wrongly.
     """
-    filled = {key: _filled(value, data_root) for key, value in test.data.items()}
+    filled = {key: _fill(value, data_root) for key, value in test.data.items()}
     if filled.get("dataset") == "nih" and "root" in filled and "table" not in filled:
         table, images = nih_release(Path(filled["root"]))
         filled |= {"table": table, "root": images}
@@ -128,11 +128,11 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
     return SiteConfig(data=data, storage=StorageConfig(state=work, cache=work / "tests"))
 
 
-def _unfilled(path: Path, data_root: Path | None) -> str:
+def _describe_unfilled(path: Path, data_root: Path | None) -> str:
     return str(path) if data_root is None else str(path).replace(str(data_root), DATA)
 
 
-def _filled(value: Any, data_root: Path | None) -> Any:
+def _fill(value: Any, data_root: Path | None) -> Any:
     if isinstance(value, str) and data_root is not None:
         return value.replace(DATA, str(data_root))
     return value

@@ -15,7 +15,7 @@ from suture.execution.sites import this_machine
 from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config
-from suture_papers.tables.outcome import Outcome, chosen
+from suture_papers.tables.outcome import Outcome, choose
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
 from suture_papers.tables.study import BETTER, CLEARLY, METRICS, WORSE, compared, verdict_of
@@ -254,7 +254,7 @@ def _plot_labels(spec: TableSpec, plot: Plot, session: Session) -> bytes:
 
 
 def _plot_model(table: Table, name: str, session: Session, path: Path) -> None:
-    plot, tuned = table.spec.drawings[name], chosen(table, session.store)
+    plot, tuned = table.spec.drawings[name], choose(table, session.store)
     # the first seed's, if the preset does not skip the row
     run = next((run for run in final_runs(table, tuned) if run.row == plot.row), None)
     if run is None:

@@ -98,14 +98,14 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
             d = one.difference
             if d is not None and not math.isnan(d.mean):
                 effects.setdefault(row, {}).setdefault(plan.block, []).append(d.mean)
-            figures: dict[str, Any] = {} if d is None else {k: _rounded(v) for k, v in vars(d).items()}
+            figures: dict[str, Any] = {} if d is None else {k: _round(v) for k, v in vars(d).items()}
             figures = {"difference" if k == "mean" else k: v for k, v in figures.items() if k != "n"}
             if one.same_as is not None:
                 figures["same_as"] = one.same_as
             cells.setdefault(row, {})[study] = {
-                "mean": _rounded(one.mean),
+                "mean": _round(one.mean),
                 "seeds": one.seeds,
-                "seconds": _rounded(one.seconds),
+                "seconds": _round(one.seconds),
                 **figures,
                 "verdict": "control" if d is None else verdict_of(d, effect),
             }
@@ -114,7 +114,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     same = {row: first.setdefault(json.dumps(of, sort_keys=True), row) for row, of in effects.items()}
     tested = over_studies({row: effects[row] for row in first.values()})
     over = {
-        row: {key: _rounded(value) for key, value in vars(tested[one]).items()} for row, one in same.items()
+        row: {key: _round(value) for key, value in vars(tested[one]).items()} for row, one in same.items()
     }
     rows = {
         row: {"name": name, "cells": cells[row], "over_studies": over.get(row)} for row, name in names.items()
@@ -122,7 +122,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     return {"control": controls.pop(), "studies": studies, "rows": rows}
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 6)
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
-from suture.core.entry_points import found, load
+from suture.core.entry_points import find_entry_points, load
 from suture.core.errors import ConfigError, check_known, unknown
 from suture.core.files import read_toml
 from suture.core.validation import parse
@@ -19,7 +19,7 @@ def known_tables() -> dict[str, Path]:
     Raises:
         ConfigError: one of these packages cannot be imported.
     """
-    named = (point for points in found("suture.tables").values() for point in points)
+    named = (point for points in find_entry_points("suture.tables").values() for point in points)
     packages = [load(point, "tables", "a package", inspect.ismodule) for point in named]
     files = (path for package in packages for path in Path(package.__file__).parent.glob("tables/*.toml"))
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suture_papers.tables.plan import registered
+from suture_papers.tables.plan import read_registered
 from suture_papers.tables.results import Result, ResultStore, read_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import Table, Value
@@ -46,18 +46,18 @@ def collect(table: Table, store: ResultStore) -> Outcome:
         ConfigError, DataError: as `read_result`.
     """
     found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in table.cells}
-    tuned = chosen(table, store)
+    tuned = choose(table, store)
     untuned = {cell for cell in found if table.preset.tune and cell not in tuned}
     for run in final_runs(table, {cell: tuned.get(cell) for cell in found}):
         cell = (run.row, str(run.x))
         result = None if cell in untuned else read_result(store, run)
         if result is not None:
             found[cell][run.seed] = result
-    plan = registered(table, store) if table.spec.plan else None
+    plan = read_registered(table, store) if table.spec.plan else None
     return Outcome(table, found, tuned, compared_classes(table, store), plan)
 
 
-def chosen(table: Table, store: ResultStore) -> dict[Cell, Value]:
+def choose(table: Table, store: ResultStore) -> dict[Cell, Value]:
     """Return the value of the tuned setting with the highest validation figure.
 
     A cell is left out until all values have been tried.
@@ -89,7 +89,7 @@ def compared_runs(table: Table, store: ResultStore) -> dict[str, Run] | None:
     Returns:
         None where the preset has no such comparison, or a learning rate is not tuned yet.
     """
-    by_class, tuned = table.spec.by_class, chosen(table, store)
+    by_class, tuned = table.spec.by_class, choose(table, store)
     if by_class is None or not by_class.rows or set(by_class.rows) - set(table.rows):
         return None
     if table.preset.tune and any((row, "None") not in tuned for row in by_class.rows):

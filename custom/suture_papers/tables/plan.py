@@ -21,7 +21,7 @@ NAME = "plan-"
 """The record of a study's plan is named after it and its preset."""
 
 
-def planned(table: Table) -> dict[str, Any]:
+def plan_table(table: Table) -> dict[str, Any]:
     """Return everything that decides the runs of a study and how they are judged, as plain values.
 
     Titles and notes are left out: to correct a word changes no result.
@@ -58,7 +58,7 @@ def register(table: Table, store: ResultStore, amend: str | None = None) -> None
     Raises:
         ConfigError: the plan differs from the stored one, and there is no reason; names what differs.
     """
-    name, content = f"{NAME}{store.table}-{table.size}", planned(table)
+    name, content = f"{NAME}{store.table}-{table.size}", plan_table(table)
     record, now = store.find(name), {"date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit()}
     if record is None:
         before = sum(read_result(store, run) is not None for run in _possible(table))
@@ -84,7 +84,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
     return {key[5:]: [old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)}
 
 
-def registered(table: Table, store: ResultStore) -> dict[str, Any] | None:
+def read_registered(table: Table, store: ResultStore) -> dict[str, Any] | None:
     """Return the stored record of the plan; None before the first run."""
     return store.find(f"{NAME}{store.table}-{table.size}")
 

@@ -26,7 +26,7 @@ from suture_papers.tables.outcome import ClassComparison, Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import OWN_COLUMNS, Column, Table, TableSpec, Value
 from suture_papers.tables.study import plan_facts, same_rows, sentences, study_tables
-from suture_papers.tables.tuned_columns import shown, task_cells
+from suture_papers.tables.tuned_columns import show_settings, task_cells
 from suture_papers.tables.verdict import verdict
 from suture_results.formatting import count
 from suture_results.report import templates
@@ -149,7 +149,7 @@ def main_table(outcome: Outcome) -> Grid:
             *(text for c in columns for text in notes.cells(line.estimates[c.name])),
             *([_value(line.tuned)] if table.preset.tune else []),
             str(line.runs),
-            *([_published(line.published, columns)] if published else []),
+            *([_show_published(line.published, columns)] if published else []),
         ]
         for line in drawn_up
     ]
@@ -179,7 +179,7 @@ def series_table(outcome: Outcome) -> Grid:
         for row, estimate in over_series(outcome, column).items():
             rows[row] += notes.cells(estimate)
     heads = ["method", *(head for column in columns for head in (column.name, "p"))]
-    published = {key: _published(row.published, columns) for key, row in table.rows.items()}
+    published = {key: _show_published(row.published, columns) for key, row in table.rows.items()}
     if set(published.values()) != {DASH}:
         heads.append("published")
         rows = {row: [*cells, published[row]] for row, cells in rows.items()}
@@ -194,7 +194,7 @@ def series_table(outcome: Outcome) -> Grid:
 def _task_table(outcome: Outcome) -> Grid:
     """Return the table of every figure of each task that models were fine-tuned on."""
     spec = outcome.table.spec
-    heads = ["task", "method", *shown(spec).values(), "trained on / tested on"]
+    heads = ["task", "method", *show_settings(spec).values(), "trained on / tested on"]
     caption = (
         "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
         "the greatest Youden index on the test part itself."
@@ -326,7 +326,7 @@ def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Se
     return re.sub(r"(?<!\\)\*", r"\\*", "\n\n".join(parts)) + "\n"
 
 
-def _published(values: Mapping[str, str], columns: Sequence[Column]) -> str:
+def _show_published(values: Mapping[str, str], columns: Sequence[Column]) -> str:
     """Return what the paper printed in these columns; with their names, where there are several."""
     heads = [column.name for column in columns]
     return "; ".join(f"{k}: {v}" if len(heads) > 1 else v for k, v in values.items() if k in heads) or DASH

@@ -104,7 +104,7 @@ def test_scores(out: Path) -> TestScores:
 test_scores.__test__ = False  # type: ignore[attr-defined]
 
 
-def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
+def resample(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Return what a study stores of a finished run beside its figures.
 
     Returns:
@@ -118,7 +118,7 @@ def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     """
     if not metrics:
         return {}
-    of = _kept(out) if (out / SCORES).exists() else test_scores(out)
+    of = _keep(out) if (out / SCORES).exists() else test_scores(out)
     np.savez_compressed(out / SCORES, **vars(of))
     facts = read_json(out / "run.json", "sites")
     content = repr(("Poisson", of.labels, of.patients)).encode() + of.y.tobytes()
@@ -129,7 +129,7 @@ def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
         "patients": len(set(of.patients)),
         "test": hashlib.sha256(content).hexdigest()[:16],
     }
-    return found | {name: drawn(of, name) for name in metrics}
+    return found | {name: draw(of, name) for name in metrics}
 
 
 def compared_classes(runs: Mapping[str, Path]) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -149,7 +149,7 @@ def compared_classes(runs: Mapping[str, Path]) -> dict[str, dict[str, dict[str, 
     found: dict[str, dict[str, dict[str, float | None]]] = {}
     first = None
     for row, out in runs.items():
-        of = _kept(out)
+        of = _keep(out)
         if len(of.scores) > 1:
             continue
         first = first or of
@@ -166,8 +166,8 @@ def compared_classes(runs: Mapping[str, Path]) -> dict[str, dict[str, dict[str, 
     return found
 
 
-def _kept(out: Path) -> TestScores:
-    """Return the scores that `resampled` has kept in the folder of a run: its images may be gone."""
+def _keep(out: Path) -> TestScores:
+    """Return the scores that `resample` has kept in the folder of a run: its images may be gone."""
     if not (out / SCORES).exists():
         raise DataError(f"{out} has no {SCORES}; delete the run's line and its folder, and it is done again")
     with named_regular(out / SCORES) as opened, np.load(opened, allow_pickle=False) as kept:
@@ -176,7 +176,7 @@ def _kept(out: Path) -> TestScores:
         return TestScores(kept["y"], labels, label_type, patients, tuple(kept["scores"]))
 
 
-def drawn(of: TestScores, metric: Metric, draws: int = DRAWS) -> dict[str, Any]:
+def draw(of: TestScores, metric: Metric, draws: int = DRAWS) -> dict[str, Any]:
     """Return a metric of the test images as they are, ``value``, and on `draws` draws of their patients.
 
     Raises:

@@ -47,7 +47,7 @@ class ResultStore:
         Raises:
             DataError: the table's own file is damaged.
         """
-        line = _stored(self.file_of(name)).lines.get(name)
+        line = _store(self.file_of(name)).lines.get(name)
         if line is None:
             return None
         record: dict[str, Any] = json.loads(line)
@@ -61,10 +61,10 @@ class ResultStore:
             DataError: as `find`.
         """
         own = self.folder / f"{self.table}.jsonl"
-        if name in _whole(_stored(own)):
+        if name in _whole(_store(own)):
             return own
         others = (path for path in sorted(self.folder.glob("*.jsonl")) if path != own)
-        return next((path for path in others if name in _passable(_stored(path))), own)
+        return next((path for path in others if name in _passable(_store(path))), own)
 
     def put(self, name: str, record: Mapping[str, Any]) -> None:
         """Add a record, or replace the one of that name, in whichever file holds it.
@@ -117,7 +117,7 @@ def _warn(fault: str) -> None:
     log.warning("skipped: %s", fault)
 
 
-def _stored(path: Path) -> _Stored:
+def _store(path: Path) -> _Stored:
     """Return what a file holds; parses again only a file that has changed."""
     try:
         now = path.stat()
@@ -241,7 +241,7 @@ def _refuse_edited(run: Run, result: Result, store: ResultStore) -> None:
     if not result.made_with:
         return
     now = settings_now(run.job, run.arguments(None)[1::2])
-    if key := changed(result.made_with, now):
+    if key := find_change(result.made_with, now):
         raise ConfigError(
             f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
             f"{key}={now.get(key)}; set the job back, or delete the run's line in {store.file_of(run.name)} "
@@ -256,7 +256,7 @@ def store_result(store: ResultStore, run: Run, result: Result) -> None:
         DataError: as `ResultStore.put`.
     """
     # Settings stay whole: a learning rate may differ in the seventh digit.
-    record = {**_rounded(vars(result)), "made_with": result.made_with}
+    record = {**_round(vars(result)), "made_with": result.made_with}
     store.put(run.name, {key: value for key, value in record.items() if key != "resampled" or value})
 
 
@@ -338,13 +338,13 @@ def _about(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Round numbers to six digits, at any depth."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: _round(v) for k, v in value.items()}
+    return [_round(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 _SCHEDULE = ("rounds", "selection", "patience")
@@ -387,7 +387,7 @@ def settings_now(name: str, options: list[str]) -> dict[str, Any]:
     return plain
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def find_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first setting that differs, None without one; new ones do not count."""
     return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
 

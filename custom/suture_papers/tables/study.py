@@ -12,7 +12,7 @@ from typing import Any
 from suture.core.errors import DataError
 from suture_papers.tables.cells import DASH, Grid, p_value
 from suture_papers.tables.outcome import Outcome
-from suture_papers.tables.plan import changes, digest, planned
+from suture_papers.tables.plan import changes, digest, plan_table
 from suture_papers.tables.spec import Metric, Plan, Table, Value
 from suture_papers.tables.statistics import (
     SHIFT,
@@ -194,10 +194,10 @@ def sentences(outcome: Outcome) -> str:
             f"A difference of {sizes}{by_row} would be found four times in five if its row alone were tested."
         )
     tested = [one.difference for one in rows.values() if one.difference and one.same_as is None]
-    return " ".join([head, *parts, *_needed(tested, effect)])
+    return " ".join([head, *parts, *_list_needed(tested, effect)])
 
 
-def _needed(found: Sequence[Difference], effect: float) -> Iterator[str]:
+def _list_needed(found: Sequence[Difference], effect: float) -> Iterator[str]:
     """Say what would find δ four times in five for the median row, where these runs would not."""
     found = [one for one in found if not math.isnan(one.spread)]
     if not found or (now := median(one.detectable for one in found)) <= effect:
@@ -269,7 +269,7 @@ def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
 
 def plan_facts(table: Table, record: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return the plan of a study for its page: when it was registered, and every change since."""
-    plan, content = _plan(table), planned(table)
+    plan, content = _plan(table), plan_table(table)
     facts = [("question", plan.question), ("stops", plan.stopping)]
     if record is None:
         return [*facts, ("plan", f"not registered; SHA-256 {digest(content)}")]
@@ -279,13 +279,15 @@ def plan_facts(table: Table, record: Mapping[str, Any] | None) -> list[tuple[str
     if before:
         facts.append(("results before the plan", f"{before} of its runs"))
     for one in record["amendments"]:
-        facts.append(("plan changed", f"{one['date']}, because: {one['why']}; {_changed(one['changed'])}"))
+        facts.append(
+            ("plan changed", f"{one['date']}, because: {one['why']}; {_find_change(one['changed'])}")
+        )
     if now := changes(record["plan"], content):
-        facts.append(("plan changed and not registered", _changed(now)))
+        facts.append(("plan changed and not registered", _find_change(now)))
     return facts
 
 
-def _changed(what: Mapping[str, Any]) -> str:
+def _find_change(what: Mapping[str, Any]) -> str:
     return "; ".join(f"{key}: {old} is now {new}" for key, (old, new) in what.items())
 
 

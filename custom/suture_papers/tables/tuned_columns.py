@@ -76,14 +76,14 @@ def tasks_of(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column.task for column in columns if column.task is not None))
 
 
-def shown(spec: TableSpec) -> dict[str, str]:
+def show_settings(spec: TableSpec) -> dict[str, str]:
     """Return the figures of the table of tasks with their heads; without a goal there are no epochs."""
     return {key: head for key, head in TITLES.items() if key != "epochs" or spec.goal is not None}
 
 
 def task_cells(outcome: Outcome) -> list[list[str]]:
     """Return a line for each task and row: mean ± SD of every figure, and the numbers of examples."""
-    table, heads = outcome.table, shown(outcome.table.spec)
+    table, heads = outcome.table, show_settings(outcome.table.spec)
     cells = []
     for task in tasks_of(table.columns):
         goal = goal_of(outcome, task)

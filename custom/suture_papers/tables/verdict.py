@@ -36,7 +36,7 @@ def verdict(outcome: Outcome) -> str:
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
     said: dict[str, list[str]] = {}
     for row, estimate in found.items():
-        verb, what = _compared(spec.rows[row].name, estimate, column.metric in _LOWER_IS_BETTER)
+        verb, what = _compare(spec.rows[row].name, estimate, column.metric in _LOWER_IS_BETTER)
         if not over and estimate.against and estimate.against.n:
             what += f" over {estimate.against.n} {one if estimate.against.n == 1 else many}"
         said.setdefault(verb, []).append(what)
@@ -44,7 +44,7 @@ def verdict(outcome: Outcome) -> str:
         # Names of rows have commas of their own.
         figures = "; ".join([number(own.mean), *said[_HAS]])
         said[_HAS] = [f"{figures}: too few runs to test a difference"]
-    clauses = "; ".join(f"{verb} {_listed(said[verb])}" for verb in sorted(said, key=_ORDER.index))
+    clauses = "; ".join(f"{verb} {_list(said[verb])}" for verb in sorted(said, key=_ORDER.index))
     return f"{column.name}{over}: {name} {clauses}."
 
 
@@ -53,7 +53,7 @@ _BETTER, _WORSE, _HAS, _NOT = "is better than", "is worse than", "has", "cannot 
 _ORDER = (_BEATS, _LOSES, _TIES, _BETTER, _WORSE, _HAS, _NOT)
 
 
-def _compared(name: str, other: Estimate, lower: bool) -> tuple[str, str]:
+def _compare(name: str, other: Estimate, lower: bool) -> tuple[str, str]:
     """Say how the reference did against one row, as a verb and its object.
 
     Args:
@@ -87,7 +87,7 @@ def _facts(against: Comparison, flip: bool) -> str:
     return f"{bounds}p {p if p.startswith('<') else f'= {p}'}"
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _list(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 

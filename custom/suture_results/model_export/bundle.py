@@ -143,7 +143,7 @@ def _readme(model: Model, facts: dict[str, Any], decisions: Decisions | None, di
         size=model.prepare.size,
         decides=_decides(decisions),
         kinds=_kinds(model.spec.modalities),
-        classes="\n".join(f"- {markdown(label)}: {_validated(decisions, label)}" for label in model.labels),
+        classes="\n".join(f"- {markdown(label)}: {_validate(decisions, label)}" for label in model.labels),
     )
 
 
@@ -167,7 +167,7 @@ def _decides(decisions: Decisions | None) -> str:
     )
 
 
-def _validated(decisions: Decisions | None, label: str) -> str:
+def _validate(decisions: Decisions | None, label: str) -> str:
     if decisions is None:
         return "not validated"
     rule = decisions.settings.rule

@@ -85,7 +85,7 @@ def explain(
     image = square.permute(2, 0, 1) if model.prepare.color else square[None]
     p = model(image[None])[0]
     chosen = classes or tuple(model.labels[i] for i in p.argsort(descending=True)[:most].tolist())
-    of = _occluded if kind == "occlusion" else _activated
+    of = _occlude if kind == "occlusion" else _activated
     rows, columns = inside_square(pixels.shape[0], pixels.shape[1], model.prepare.size)
     found = of(model, model.prepare(image[None].to(model.device)), chosen, kind)
     maps = {
@@ -107,7 +107,7 @@ def _activated(model: Model, x: Tensor, classes: Sequence[str], kind: str) -> li
 
 
 @torch.no_grad()
-def _occluded(model: Model, x: Tensor, classes: Sequence[str], _: str) -> list[Tensor]:
+def _occlude(model: Model, x: Tensor, classes: Sequence[str], _: str) -> list[Tensor]:
     """Return by how much the logit of each class falls, ``[size, size]``, where a patch is hidden."""
     from monai.visualize import OcclusionSensitivity  # seconds to import
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, replacing
-from suture_results.model_export.program import OUTPUT, Run, check, exported, input_names
+from suture_results.model_export.program import OUTPUT, Run, check, export, input_names
 from suture_results.prediction import Model, open_model
 
 _OPSETS = range(18, 24)
@@ -50,7 +50,7 @@ def write_onnx(source: Path, folder: Path, opset: int | None = None) -> Path:
     model = open_model(source)
     with redirect_stdout(StringIO()):  # the exporter reports its steps
         program = torch.onnx.export(
-            exported(model),
+            export(model),
             input_names=list(input_names(model)),
             output_names=[OUTPUT],
             opset_version=opset,

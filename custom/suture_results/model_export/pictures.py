@@ -85,15 +85,15 @@ def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2
 def _draw(row: Any, title: str, found: Explained, size: int, letters: int) -> None:
     gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
     row[0].imshow(found.pixels, **gray)
-    row[0].set_title(_wrapped(title, letters), fontsize=size, parse_math=False)
+    row[0].set_title(_wrap(title, letters), fontsize=size, parse_math=False)
     for at, (name, map_) in zip(row[1:], found.maps.items(), strict=False):
         at.imshow(found.pixels, **gray)
         at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
-        title = _wrapped(f"{name}, {found.probabilities[name]:.2f}", letters)
+        title = _wrap(f"{name}, {found.probabilities[name]:.2f}", letters)
         at.set_title(title, fontsize=size, parse_math=False)
 
 
-def _wrapped(title: str, letters: int) -> str:
+def _wrap(title: str, letters: int) -> str:
     """Break a title into lines that are no wider than its picture; of a long one only both ends stay."""
     if len(title) > 2 * letters:
         title = f"{title[: letters - 1]}… {title[-letters:]}"

@@ -111,7 +111,7 @@ def check(model: Model, run: Run, name: str) -> None:
             )
 
 
-def exported(model: Model) -> torch.export.ExportedProgram:
+def export(model: Model) -> torch.export.ExportedProgram:
     """Return the graph of a model, for batches of any size; see `Program` for input and output."""
     inputs = example_inputs(model, 2)
     shapes = {"inputs": tuple({0: BATCH} for _ in inputs)}
@@ -126,7 +126,7 @@ def write_torch(model: Model, folder: Path) -> Path:
         SutureError: the file gives other probabilities than the model; it is then not written.
         DiskError: it cannot be written.
     """
-    path, program = folder / "model.pt2", exported(model)
+    path, program = folder / "model.pt2", export(model)
     with replacing(path) as temporary:
         whole = io.BytesIO()  # torch ends the process where it writes to a disk that is full
         torch.export.save(program, whole)

@@ -82,7 +82,7 @@ def verify(folder: Path, key: Path) -> None:
         config = package.verifying.Config().use_elliptic_key_verifier(public_key=key)
     files = _files(folder)
     try:
-        signed, algorithm = _signed(signature)
+        signed, algorithm = _read_signed(signature)
         # The package's own guess leaves out the files of git. What the signature leaves out itself is added.
         hashing = package.hashing.Config().set_ignored_paths(paths=[_SIGNATURE], ignore_git_paths=False)
         config.set_hashing_config(hashing.use_file_serialization(hashing_algorithm=algorithm))
@@ -115,7 +115,7 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in inside} - {_SIGNATURE}
 
 
-def _signed(signature: Path) -> tuple[set[str], str]:
+def _read_signed(signature: Path) -> tuple[set[str], str]:
     """Return the paths of the files of which a signature states the digests, and the algorithm of these."""
     statement = json.loads(b64decode(read_json(signature)["dsseEnvelope"]["payload"]))["predicate"]
     return {str(one["name"]) for one in statement["resources"]}, statement["serialization"]["hash_type"]

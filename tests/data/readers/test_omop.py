@@ -174,7 +174,7 @@ def test_a_parquet_may_have_more_rows_than_are_held(
 ) -> None:
     monkeypatch.setattr("suture.data.workbooks.MOST_CELLS", 20)
     monkeypatch.setattr(
-        "suture.data.reading.workbook_rows", lambda path, only: workbooks.decoded(path, only, path)
+        "suture.data.reading.workbook_rows", lambda path, only: workbooks.decode(path, only, path)
     )
     for key in ("measurements", "observations"):
         pd.read_csv(given[key]).to_parquet(given[key].with_suffix(".parquet"))

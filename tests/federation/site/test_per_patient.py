@@ -24,7 +24,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
-from suture.privacy.differential_privacy import Mechanism, composed
+from suture.privacy.differential_privacy import Mechanism, compose
 from suture.protocol.messages import Abstain, SiteInfo, Spent, TaskData, Update
 from suture.protocol.packing import unpack
 from suture_admin.ledger import state_of
@@ -81,7 +81,7 @@ def test_a_run_spends_its_epsilon_and_no_exact_number_leaves(tiny: Any) -> None:
     assert sigma
     steps = -(-patients // 4)
     assert [(r["rate"], r["steps"], r["multiplier"]) for r in rounds] == [(4 / patients, steps, sigma)] * 2
-    spent = composed([Mechanism(5.0), Mechanism(sigma, 4 / patients, 2 * steps)], 1e-5)
+    spent = compose([Mechanism(5.0), Mechanism(sigma, 4 / patients, 2 * steps)], 1e-5)
     assert spent is not None
     assert 7.8 < spent <= 8
     assert server.registry.members["alpha"].n["train"] == patients
@@ -242,7 +242,7 @@ def test_a_server_that_changes_task_or_job_gets_no_more_than_epsilon(change: str
     stated = state_of(
         Ledger(site.folder.parents[1] / "ledger.jsonl", site.config.privacy), site.config.privacy
     )
-    found = composed(
+    found = compose(
         [
             Mechanism(line["multiplier"], line["rate"], line["steps"])
             for line in lines(site)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.models.priors import PriorSpec, load_prior
-from suture_papers.fedmas.priors import VisionTower, moco_resnet50, renamed
+from suture_papers.fedmas.priors import VisionTower, moco_resnet50, rename_tensors
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
@@ -106,7 +106,7 @@ def test_clips_encoder_is_its_definition() -> None:
     tokens = block(F.layer_norm(tokens, (width,), t["ln_pre.weight"], t["ln_pre.bias"]), t, at)
     expected = F.layer_norm(tokens[:, 0], (width,), t["ln_post.weight"], t["ln_post.bias"]) @ t["proj"]
     tower = VisionTower(layers=1, size=64).eval()
-    tower.load_state_dict(renamed(t))
+    tower.load_state_dict(rename_tensors(t))
     with torch.no_grad():
         torch.testing.assert_close(tower(x), expected, rtol=0, atol=1e-4)
 

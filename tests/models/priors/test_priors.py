@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from suture.core.errors import ConfigError
-from suture.core.runtime import seeded
+from suture.core.runtime import seed_torch
 from suture.models import MODELS, ModelSpec
 from suture.models.priors import PRIORS, Prior, PriorSpec, digest_of, freeze, load_prior
 
@@ -22,7 +22,7 @@ TENSORS = {"a": torch.arange(4.0), "b": torch.tensor(3), "c": torch.ones(2, 3, d
 
 def cnn(color: bool = False) -> Prior:
     spec = ModelSpec("cnn", 16, color)
-    with seeded(1):
+    with seed_torch(1):
         network, width = MODELS["cnn"].build(spec, None)
     return freeze("cnn", network, width, spec.preprocessing, "a test's")
 

@@ -21,7 +21,7 @@ from suture.federation.plan import Plan
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.base import GlobalModel, Phase, RoundContext, settled
+from suture.methods.base import GlobalModel, Phase, RoundContext, resolve_training
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec, freeze
@@ -61,7 +61,7 @@ def test_the_two_readings_order_sites_the_other_way_round(classes: int) -> None:
 
 def test_learning_rate_of_hyperkvasir() -> None:
     local = LocalTraining(lr=0.1, final_lr=1e-4, optimiser="sgd")
-    found = [settled(local, RoundContext(r, Phase("main", 200), 1, r)).lr for r in (1, 100, 200)]
+    found = [resolve_training(local, RoundContext(r, Phase("main", 200), 1, r)).lr for r in (1, 100, 200)]
     assert found == pytest.approx([0.0999938, 0.05005, 0.0001], abs=1e-7)
 
 

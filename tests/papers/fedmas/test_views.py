@@ -12,7 +12,7 @@ from suture.data.batch import resample
 from suture_papers.fedmas import pretraining
 from suture_papers.fedmas.pretraining import (
     Views,
-    blurred,
+    blur,
     color_jitter,
     colours,
     crops,
@@ -99,7 +99,7 @@ def test_blur_is_torchvisions() -> None:
     x, sigma = images(3), torch.linspace(0.3, 1.0, 6)
     weights = gaussian_kernels(sigma, 1.0)
     assert weights.shape == (6, 7)
-    out = blurred(x, weights)
+    out = blur(x, weights)
     inner = (slice(None), slice(3, -3), slice(3, -3))  # borders are continued in another way
     for i in range(6):
         expected = gaussian_blur(x[i], [7, 7], [float(sigma[i])] * 2)

@@ -22,7 +22,7 @@ from suture.models.classifier import Classifier, head_rows, load_tensors, split_
 from suture.models.encoders import TextLSTM
 from suture.protocol.messages import TaskData, Update, ones
 from suture_papers.metafl.fl import FL
-from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped, twice_differentiable
+from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, take_step, twice_differentiable
 from suture_papers.metafl.metafl import MetaFL
 from suture_papers.metafl.pmfl import PMFL
 
@@ -60,7 +60,7 @@ def test_two_steps_on_a_parabola(order: int, gradient: float, after: float) -> N
     method = MetaFL(server=ServerStep("sgd", 0.5))
     updates = [Update(1, (), {"w": g}, {}, ones(()), kind="gradient") for g in grads]
     model = with_channels(GlobalModel((), {"w": torch.ones(1, dtype=torch.float64)}, {}), method)
-    assert stepped(method.sharing, model, updates, method.server).shared["w"].item() == pytest.approx(after)
+    assert take_step(method.sharing, model, updates, method.server).shared["w"].item() == pytest.approx(after)
 
 
 def test_equal_losses_with_different_gradients_move_the_server_differently() -> None:
@@ -71,7 +71,7 @@ def test_equal_losses_with_different_gradients_move_the_server_differently() -> 
             1, (), {"w": torch.tensor([sign])}, {}, ones(()), kind="gradient", scalars={"query_loss": 0.7}
         )
         model = with_channels(GlobalModel((), {"w": torch.zeros(1)}, {}), MetaFL())
-        moved.append(stepped(MetaFL().sharing, model, [update], ServerStep()).shared["w"].item())
+        moved.append(take_step(MetaFL().sharing, model, [update], ServerStep()).shared["w"].item())
     assert moved == pytest.approx([-1e-3, 1e-3])
 
 

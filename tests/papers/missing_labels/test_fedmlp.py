@@ -35,7 +35,7 @@ from suture_papers.missing_labels.prototypes import (
     OF_DEGREE,
     OF_PROTOTYPES,
     PROTOTYPES,
-    measured,
+    measure,
     similarity,
 )
 
@@ -117,7 +117,7 @@ def test_stage_1_by_hand() -> None:
 
 def test_prototypes_by_hand() -> None:
     x, y = torch.tensor([[1.0, 0], [0, 1], [1, 1], [2, 1]]), torch.tensor([[0.0], [1], [0], [1]])
-    sent = measured(features_as_they_are(x, y))
+    sent = measure(features_as_they_are(x, y))
     assert sent[PROTOTYPES].tolist() == [[[1.0, 0.5], [1.0, 1.0]]]
     assert images_of(sent) == [[2, 2, 0]]
     assert sent[DEGREE].tolist() == [0]
@@ -201,8 +201,8 @@ def test_phases() -> None:
 
 def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
     x = torch.tensor([[1.0, 3], [3, 1]])
-    none = measured(features_as_they_are(x, torch.tensor([[0.0], [0]])))
-    some = measured(features_as_they_are(x, torch.tensor([[0.0], [1]])))
+    none = measure(features_as_they_are(x, torch.tensor([[0.0], [0]])))
+    some = measure(features_as_they_are(x, torch.tensor([[0.0], [1]])))
     assert images_of(none) == [[2, 0, 0]]
     updates = [an_update(s[PROTOTYPES], torch.tensor(images_of(s)), s[DEGREE], "A") for s in (none, some)]
     after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).channels[PROTOTYPES]
@@ -365,7 +365,7 @@ def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> N
     method = FedMLP(local=LOCAL)
     context, task = bench_of(tiny, method)
     update, _ = train_round(method, context, task, STAGE_2)
-    again = measured(context)  # the context holds the trained model
+    again = measure(context)  # the context holds the trained model
     assert all(torch.equal(update.channels[name], again[name]) for name in again)
 
 
@@ -381,7 +381,7 @@ def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
     assert kept["tags"][mass].any()
     labels = [float((y[:, mass] == kind).sum()) for kind in (0, 1)]
     assert update.channels[OF_PROTOTYPES][mass].tolist() == labels
-    again = measured(partly)
+    again = measure(partly)
     assert torch.equal(update.channels[PROTOTYPES], again[PROTOTYPES])
 
 
@@ -406,15 +406,15 @@ def test_a_class_of_few_images_is_not_told() -> None:
     x = torch.rand(6, 2, generator=torch.Generator().manual_seed(0)) + 1
     y = torch.tensor([[1.0, 1, math.nan]] * 3 + [[0.0, 1, math.nan]] * 3)
     for least, told in ((0, [True, True, True]), (4, [False, False, True]), (7, [False, False, False])):
-        sent = measured(features_as_they_are(x, y, min_count=least))
+        sent = measure(features_as_they_are(x, y, min_count=least))
         assert [any(images) for images in images_of(sent)] == told
         assert sent[PROTOTYPES].flatten(1).any(dim=1).tolist() == [*told[:2], False]
-    assert images_of(measured(features_as_they_are(x, y))) == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
+    assert images_of(measure(features_as_they_are(x, y))) == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
 
 
 def test_counts_are_rounded_as_the_site_says() -> None:
     y = torch.tensor([[1.0]] * 7 + [[0.0]] * 14)
-    sent = measured(features_as_they_are(torch.ones(21, 2), y, round_counts=5))
+    sent = measure(features_as_they_are(torch.ones(21, 2), y, round_counts=5))
     assert images_of(sent) == [[15, 5, 0]]
 
 
@@ -422,7 +422,7 @@ def test_a_rounded_count_is_at_most_all_images() -> None:
     """18 of 20 round to 20, and 19 of 19 to 20, more than there are."""
     for n, told in ((18, 20), (19, 19)):
         y = torch.tensor([[1.0]] * n + [[0.0]] * (20 - n if n == 18 else 0))
-        sent = measured(features_as_they_are(torch.ones(len(y), 2), y, round_counts=10))
+        sent = measure(features_as_they_are(torch.ones(len(y), 2), y, round_counts=10))
         assert images_of(sent)[0][1] == told
 
 
@@ -551,7 +551,7 @@ def test_the_equations_as_written(seed: int) -> None:
             total, counted = sums[k, v]
             sums[k, v] = [t + count * m for t, m in zip(total, mean, strict=True)], counted + count
             images[k, v], means[k, v] = count, torch.tensor(mean, dtype=torch.float64)
-        sent = measured(features_as_they_are(f, y))
+        sent = measure(features_as_they_are(f, y))
         assert torch.allclose(sent[PROTOTYPES].double(), means, atol=1e-6)
         assert torch.equal(sent[OF_PROTOTYPES], images[:, :2])
         updates.append(an_update(means, images, torch.zeros(c).double(), "A", "B", "C"))

@@ -16,7 +16,7 @@ from suture.learning.training import SiteContext
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture_papers.missing_labels.fedmlp import FedMLP
-from suture_papers.missing_labels.image_memory import remember, remembered
+from suture_papers.missing_labels.image_memory import recall, remember
 
 
 def site_of(*names: str) -> SiteContext:
@@ -25,10 +25,10 @@ def site_of(*names: str) -> SiteContext:
 
 def test_it_is_remembered_as_it_was() -> None:
     site, values = site_of("a", "b"), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
-    found = remembered(site, remember(site, guess=values), "guess")
+    found = recall(site, remember(site, guess=values), "guess")
     assert found is not None
     assert torch.equal(found, values)
-    assert remembered(site, {}, "guess") is None
+    assert recall(site, {}, "guess") is None
 
 
 @pytest.mark.parametrize("names", ["ab", "abx", "acb", "abcd"])
@@ -37,12 +37,12 @@ def test_of_other_images_it_is_refused(names: str) -> None:
     before = remember(site_of("a", "b", "c"), guess=torch.ones(3, 3))
     now = f"alpha had 3 training images in earlier rounds and now has {len(names)}"
     with pytest.raises(ConfigError, match=now):
-        remembered(replace(site_of(*names), name="alpha"), before, "guess")
+        recall(replace(site_of(*names), name="alpha"), before, "guess")
 
 
 def test_without_a_checksum_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="in another order"):
-        remembered(site_of("a", "b"), {"guess": torch.ones(3, 2), "images": torch.tensor(0)}, "guess")
+        recall(site_of("a", "b"), {"guess": torch.ones(3, 2), "images": torch.tensor(0)}, "guess")
 
 
 def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:

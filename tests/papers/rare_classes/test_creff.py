@@ -35,7 +35,7 @@ from suture_papers.rare_classes.creff import (
     FederatedFeatures,
     distance,
     head_gradient,
-    joined,
+    join,
     retrained_rows,
     siamese,
 )
@@ -187,8 +187,8 @@ def test_it_predicts_with_the_re_trained_head() -> None:
     with federation(rounds=1) as trial:
         trial.run()
         rows = trial.server.model.channels[RETRAINED]
-        assert torch.equal(joined(trial.server.selected().head), rows)
-        assert not torch.equal(rows, joined(trial.server.model.head))
+        assert torch.equal(join(trial.server.selected().head), rows)
+        assert not torch.equal(rows, join(trial.server.model.head))
 
 
 # The server, from updates by hand
@@ -244,14 +244,14 @@ def test_gradients_are_averaged_by_name_on_both_axes() -> None:
 def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> None:
     one = METHOD.aggregate(model(), [sent({"A": 1.0}, 1), sent({"B": -1.0}, 1, seed=1)], CTX)
     assert one.channels[FEATURES].flatten(1).any(dim=1).tolist() == [True, True, False]
-    assert torch.equal(one.channels[RETRAINED][2], joined(one.head)[2])
+    assert torch.equal(one.channels[RETRAINED][2], join(one.head)[2])
     for c in (0, 1):
-        assert not torch.equal(one.channels[RETRAINED][c], joined(one.head)[c])
+        assert not torch.equal(one.channels[RETRAINED][c], join(one.head)[c])
     two = METHOD.aggregate(one, [sent({"A": 2.0}, 1)], replace(CTX, round=2))
     assert torch.equal(two.channels[FEATURES][1], one.channels[FEATURES][1])
     assert not torch.equal(two.channels[FEATURES][0], one.channels[FEATURES][0])
     assert not torch.equal(two.channels[RETRAINED][1], one.channels[RETRAINED][1])  # reinitialised
-    assert torch.equal(two.channels[RETRAINED][2], joined(two.head)[2])
+    assert torch.equal(two.channels[RETRAINED][2], join(two.head)[2])
 
 
 def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
@@ -268,7 +268,7 @@ def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
         ]
     )
     found = after.channels[FEATURES]
-    heads = [rows, joined(before.head), joined(after.head), after.channels[RETRAINED]]
+    heads = [rows, join(before.head), join(after.head), after.channels[RETRAINED]]
     how = METHOD.federated_features
     matched = [how.matched(start, classes, head.double(), target).float() for head in heads]
     assert [torch.allclose(one, found) for one in matched] == [True, False, False, False]
@@ -281,7 +281,7 @@ def test_a_site_measures_gradients_of_the_re_trained_head() -> None:
         rows = torch.randn(payload.channels[RETRAINED].shape, generator=torch.Generator().manual_seed(2))
         other = replace(payload, channels={**payload.channels, RETRAINED: rows})
         update, _ = train_round(METHOD, site, other, CTX)
-        for head, same in ((rows, True), (joined(payload.head), False)):
+        for head, same in ((rows, True), (join(payload.head), False)):
             site = trial.context("gamma", payload)
             found = METHOD.class_gradients.of(site, head, seed_for(CTX.seed, "gamma", 1, GRADIENTS))
             assert torch.equal(update.channels[GRADIENTS], found) == same
@@ -374,7 +374,7 @@ def test_gradients_of_fewer_images_than_the_smallest_count_are_not_sent() -> Non
         most = int(counts.max())
         assert (counts == most).sum() < (counts > 0).sum()
         limited: SiteContext = replace(site, min_count=most)
-        head = joined(trial.payload("gamma").head)
+        head = join(trial.payload("gamma").head)
         found = METHOD.class_gradients.of(limited, head, 0)
         assert found.flatten(1).any(dim=1).tolist() == (counts == most).tolist()
     assert SITES["gamma"] == ("Fibrosis", "Mass", "Nodule")

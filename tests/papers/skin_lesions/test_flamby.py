@@ -12,7 +12,15 @@ import pytest
 
 from suture.core.errors import DataError
 from suture.data.readers import load_table, read_table
-from suture_papers.skin_lesions.flamby import LABELS, SPELLINGS, TRUTH, FlambyConfig, centres, listed, tones
+from suture_papers.skin_lesions.flamby import (
+    LABELS,
+    SPELLINGS,
+    TRUTH,
+    FlambyConfig,
+    centres,
+    list_images,
+    tones,
+)
 
 # Image, class and whether it trains: twenty of each class.
 Row = tuple[str, int, bool]
@@ -138,7 +146,7 @@ def test_another_table_is_told(tmp_path: Path) -> None:
 def test_the_centre_of_each_image_and_the_images_of_a_list(tmp_path: Path) -> None:
     path = write_whole(tmp_path)
     assert centres(path)["ISIC_0024311.jpg"] == 5
-    assert listed(write_list(tmp_path)) == {f"{image}.jpg" for image, _, _ in ROWS}
+    assert list_images(write_list(tmp_path)) == {f"{image}.jpg" for image, _, _ in ROWS}
     path.write_text("image,center\na,vienna\n")
     with pytest.raises(DataError, match="row 2: column 'center'"):
         centres(path)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from stored_by_hand import SPEC, result
 from suture.core.errors import ConfigError
-from suture_papers.tables.claims import averaged, decide, decision, load_claims, page_of, verdict
+from suture_papers.tables.claims import average, decide, decision, load_claims, page_of, verdict
 from suture_papers.tables.loading import load_spec
 from suture_papers.tables.runs import final_runs
 
@@ -98,8 +98,8 @@ def test_equal_differences_have_no_power_to_tell_of() -> None:
 def test_studies_are_averaged_over_the_pairs_that_all_have() -> None:
     a = {("None", 1, 0): 0.1, ("None", 1, 1): 0.2, ("None", 1, 2): 0.3}
     b = {("None", 1, 0): 0.3, ("None", 1, 2): 0.5}
-    assert averaged([a, b]) == pytest.approx([0.2, 0.4])
-    assert averaged([a, {}]) == []
+    assert average([a, b]) == pytest.approx([0.2, 0.4])
+    assert average([a, {}]) == []
 
 
 CLAIM: dict[str, Any] = {

@@ -17,7 +17,7 @@ from suture_papers.tables.conduct import Session, compare_classes, conduct, do_r
 from suture_papers.tables.leaderboard import leaderboard, write_leaderboard
 from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect
-from suture_papers.tables.plan import changes, digest, planned, register
+from suture_papers.tables.plan import changes, digest, plan_table, register
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs, tuning_runs
 from suture_papers.tables.spec import TableSpec
@@ -99,7 +99,7 @@ def test_the_page_says_the_effect_first_and_what_could_have_been_found(tmp_path:
     assert re.search(r"Nothing can be told: Vanilla FL \(−\.002, 95 % −\.0\d\d to \.0\d\d\)", page)
     assert "would be found four times in five" in page
     assert "results before the plan: 0" not in page
-    assert f"SHA-256 {digest(planned(spec.preset(None)))}" in page
+    assert f"SHA-256 {digest(plan_table(spec.preset(None)))}" in page
     assert "beats" not in page
 
 
@@ -274,14 +274,14 @@ def test_an_edited_plan_shows_on_the_page_even_if_nothing_was_run_since(tmp_path
 
 
 def test_every_setting_that_decides_a_run_is_in_the_plan() -> None:
-    before = planned(study().preset(None))
+    before = plan_table(study().preset(None))
     for edit in (
         {"set": {"rounds": 2}},
         {"rows": {**SPEC["rows"], "more": {"name": "x", "set": {"method": "fedavg"}}}},
         {"presets": {"tiny": {**PRESET["tiny"], "seeds": [1, 2]}}},
         {"reference": "theirs"},
     ):
-        assert changes(before, planned(study(**edit).preset(None)))
+        assert changes(before, plan_table(study(**edit).preset(None)))
 
 
 def grid(**row: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from suture.core.errors import DataError
 from suture.learning.metrics import bootstrap_mean
-from suture_papers.tables.resampling import DRAWS, TestScores, drawn, weighted_ap
+from suture_papers.tables.resampling import DRAWS, TestScores, draw, weighted_ap
 
 
 def test_average_precision_by_hand() -> None:
@@ -46,8 +46,8 @@ def scores(seed: int = 0, n: int = 60) -> TestScores:
 
 def test_the_spread_of_the_draws_is_that_of_the_bootstrap_over_patients() -> None:
     of = scores()
-    found = drawn(of, "auroc", draws=2000)
-    assert len(drawn(of, "auroc")["draws"]) == DRAWS
+    found = draw(of, "auroc", draws=2000)
+    assert len(draw(of, "auroc")["draws"]) == DRAWS
     interval = bootstrap_mean(of.y, of.scores[0], of.patients, n=2000)
     assert np.quantile(found["draws"], [0.025, 0.975]) == pytest.approx(interval, abs=0.01)
 
@@ -56,8 +56,8 @@ def test_rows_with_one_test_set_have_the_same_draws() -> None:
     """A model that scores as another plus a constant has the same AUROC in every draw, not in others'."""
     of = scores()
     same, others = replace(of, scores=(of.scores[0] + 7,)), tuple(f"other {name}" for name in of.patients)
-    assert drawn(of, "auroc") == drawn(same, "auroc")
-    assert drawn(of, "auroc")["draws"] != drawn(replace(of, patients=others), "auroc")["draws"]
+    assert draw(of, "auroc") == draw(same, "auroc")
+    assert draw(of, "auroc")["draws"] != draw(replace(of, patients=others), "auroc")["draws"]
 
 
 def test_a_patient_is_drawn_as_often_in_the_test_set_of_another_seed() -> None:
@@ -67,14 +67,14 @@ def test_a_patient_is_drawn_as_often_in_the_test_set_of_another_seed() -> None:
     turned = replace(
         of, y=of.y[order], scores=(of.scores[0][order],), patients=tuple(of.patients[i] for i in order)
     )
-    assert drawn(of, "auroc") == drawn(turned, "auroc")
+    assert draw(of, "auroc") == draw(turned, "auroc")
     unknown = replace(of, y=np.concatenate([of.y, np.full((4, 3), math.nan)]))
     more = replace(
         unknown,
         scores=(np.concatenate([of.scores[0], np.zeros((4, 3))]),),
         patients=(*of.patients, *"wxyz"),
     )
-    assert drawn(of, "auroc") == drawn(more, "auroc")
+    assert draw(of, "auroc") == draw(more, "auroc")
 
 
 def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
@@ -82,12 +82,12 @@ def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
     first, second = of.scores[0].copy(), -of.scores[0]
     first[:, 0] = math.nan  # only the second model knows A
     both = replace(of, scores=(first, second))
-    a = 1 - drawn(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc")["value"]
+    a = 1 - draw(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc")["value"]
     # Of B and C the two models have areas that add up to 1.
-    assert drawn(both, "auroc")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
+    assert draw(both, "auroc")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
     neither = replace(of, scores=(first,))
-    assert drawn(neither, "auroc")["value"] is None
-    assert set(drawn(neither, "auroc")["draws"]) == {None}
+    assert draw(neither, "auroc")["value"] is None
+    assert set(draw(neither, "auroc")["draws"]) == {None}
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_only() -> None:
@@ -97,6 +97,6 @@ def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_onl
     truth = rng.integers(0, 3, 60)
     of = replace(scores(), y=np.eye(3)[truth], label_type="multiclass")
     known = balanced_accuracy_score(truth, of.scores[0].argmax(axis=1))
-    assert drawn(of, "balanced_accuracy")["value"] == pytest.approx(known, abs=1e-6)
+    assert draw(of, "balanced_accuracy")["value"] == pytest.approx(known, abs=1e-6)
     with pytest.raises(DataError, match="multiclass"):
-        drawn(scores(), "balanced_accuracy")
+        draw(scores(), "balanced_accuracy")

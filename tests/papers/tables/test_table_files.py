@@ -19,7 +19,7 @@ from suture.models import encoder_of
 from suture_papers.tables.cells import class_means, lines
 from suture_papers.tables.conduct import Session, _tidy, conduct, do_runs
 from suture_papers.tables.loading import known_tables, load_spec
-from suture_papers.tables.outcome import chosen, collect
+from suture_papers.tables.outcome import choose, collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.results import read_result, result_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
@@ -142,13 +142,13 @@ def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> Non
     for run in tried:
         high = (run.settings["method.local.lr"] == 1e-2) == (run.row == "ours")
         result(run, tmp_path, {"A": 0.1, "B": 0.1}, auroc=0.7 if high else 0.6)
-    best = chosen(table, store(tmp_path))
+    best = choose(table, store(tmp_path))
     assert best == {("theirs", "None"): 1e-3, ("ours", "None"): 1e-2}
     names = {run.name for run in final_runs(table, best)}
     assert len(names) == 4
     assert len(names & {run.name for run in tried}) == 2
     delete(tmp_path, tried[0].name)
-    assert ("theirs", "None") not in chosen(table, store(tmp_path))
+    assert ("theirs", "None") not in choose(table, store(tmp_path))
     assert not collect(table, store(tmp_path)).results["theirs", "None"]
 
 

@@ -16,7 +16,7 @@ from suture.core.validation import parse
 from suture.execution.job import load_job, with_settings
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables.cells import lines
-from suture_papers.tables.conduct import _finished
+from suture_papers.tables.conduct import _is_finished
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
@@ -199,11 +199,11 @@ def test_figures_of_fine_tuned_models_are_stored_to_six_digits(tmp_path: Path) -
     (tmp_path / "history.jsonl").write_text(json.dumps(line))
     run = Run("ours", None, "pmfl_openi", {"seed": 1})
     assert result_of(run, tmp_path).tuned == {}
-    assert _finished(tmp_path)
+    assert _is_finished(tmp_path)
     (tmp_path / "sites" / "targets").mkdir(parents=True)
-    assert not _finished(tmp_path)  # it was cut off before its fine-tuning ended
+    assert not _is_finished(tmp_path)  # it was cut off before its fine-tuning ended
     (tmp_path / "tuned.json").write_text(json.dumps({"how": {}, "targets": {"A": task(0.12345678)}}))
-    assert _finished(tmp_path)
+    assert _is_finished(tmp_path)
     store_result(store(tmp_path / "kept"), run, result_of(run, tmp_path))
     stored = read_result(store(tmp_path / "kept"), run)
     assert stored is not None

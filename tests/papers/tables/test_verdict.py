@@ -9,7 +9,7 @@ from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.verdict import verdict
-from suture_results.comparison import paired
+from suture_results.comparison import compare_pairs
 
 
 def said(tmp_path, ours: list[float], theirs: list[float]) -> str:  # type: ignore[no-untyped-def]
@@ -82,5 +82,5 @@ def test_what_has_not_been_run_is_not_judged(tmp_path) -> None:  # type: ignore[
 
 
 def test_the_interval_of_a_paired_difference() -> None:
-    found = paired([0.72, 0.75, 0.72, 0.715, 0.75], THEIRS)
+    found = compare_pairs([0.72, 0.75, 0.72, 0.715, 0.75], THEIRS)
     assert (found.difference, found.low, found.high) == pytest.approx((0.021, 0.0117916, 0.0302084), abs=1e-6)

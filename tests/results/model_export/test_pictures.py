@@ -51,10 +51,10 @@ def test_the_sheet_of_one_class_has_several_images_in_a_row(model: Path, tmp_pat
 
 def test_titles_stay_within_their_pictures() -> None:
     name = "001 1.2.840.113619.2.55.3.604688119.971.1448012345"
-    lines = pictures._wrapped(name, 18).split("\n")
+    lines = pictures._wrap(name, 18).split("\n")
     assert max(map(len, lines)) <= 18
     assert (lines[0][:3], lines[-1][-8:]) == ("001", name[-8:])
-    assert pictures._wrapped("Mass, 0.50", 18) == "Mass, 0.50"
+    assert pictures._wrap("Mass, 0.50", 18) == "Mass, 0.50"
 
 
 @pytest.mark.complete

@@ -15,7 +15,7 @@ from suture.sdk import (
     canonical,
     indicators,
     read_lines,
-    restricted,
+    restrict,
     row_faults,
 )
 
@@ -63,7 +63,7 @@ def read_lines_table(config: LinesConfig) -> Reading:
     sheet = Sheet(config.table, ("file", "person", "part"), tuple(rows), tuple(numbers))
     faults += row_faults(sheet, files, persons, parts)
     table = Table(labels, files, persons, y, parts, config.root)
-    return Reading(restricted(table, config), tuple(faults))
+    return Reading(restrict(table, config), tuple(faults))
 
 
 LINES = DataSet(

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, DataError, LabelError, check_known
 from suture.core.escaping import number_of
-from suture.data.closing import closed
+from suture.data.closing import close_reading
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
 from suture.data.published import PublishedTable
@@ -69,7 +69,7 @@ DATASETS: Registry[DataSet] = Registry(
 """The data sets of this distribution, by their word in ``[data]``."""
 
 
-def _chosen(value: Any, _handler: Any, info: ValidationInfo) -> DatasetConfig:
+def _choose(value: Any, _handler: Any, info: ValidationInfo) -> DatasetConfig:
     """The configuration of the data set that `dataset` names.
 
     Its faults are those of the configuration's own keys.
@@ -87,7 +87,7 @@ def _chosen(value: Any, _handler: Any, info: ValidationInfo) -> DatasetConfig:
     return kind.model_validate(value, context=info.context)
 
 
-DataConfig = Annotated[SerializeAsAny[DatasetConfig], WrapValidator(_chosen)]
+DataConfig = Annotated[SerializeAsAny[DatasetConfig], WrapValidator(_choose)]
 """The ``[data]`` of a suture.toml; its key `dataset` decides which keys there are."""
 
 
@@ -106,7 +106,7 @@ def read_table(config: DatasetConfig) -> Reading:
         named = str(config.table) in str(error) or str(error).startswith("[data]")
         raise error if named else LabelError(f"{config.table}: {error}") from error
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
-    reading = closed(replace(reading, table=table), config)
+    reading = close_reading(replace(reading, table=table), config)
     for name in config.stated_codes():
         check_known(f"class under [data.codes] (not one of {config.table})", name, table.labels)
     if not config.partial or reading.table.texts is not None:

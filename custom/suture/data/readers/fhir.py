@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from suture.core.errors import DataError, as_word, shown
+from suture.core.errors import DataError, as_word, show_value
 from suture.core.validation import LabelName
 from suture.data.dataset import SitePath
 from suture.data.limits import file_bytes
@@ -103,8 +103,8 @@ def _answers(config: FhirConfig, path: Path, remarks: Remarks) -> Iterator[Answe
         except ValueError as error:
             remarks.faults.add(place, str(error))
             meaning = "unknown"
-        person = _referred(observation.subject, "Patient")
-        visit = _referred(observation.encounter, "Encounter")
+        person = _resolve_reference(observation.subject, "Patient")
+        visit = _resolve_reference(observation.encounter, "Encounter")
         time = observation.effectiveDateTime or observation.effectiveInstant
         day = time.isoformat()[:10] if isinstance(time, date) else ""  # else a month, or a period
         for column in asked:
@@ -140,14 +140,14 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
     """
     if path.name.removesuffix(".gz").endswith(".ndjson"):
         for number, line in read_lines(path):
-            place, found = Place(path, number, "line"), _parsed(line)
+            place, found = Place(path, number, "line"), _parse(line)
             if isinstance(found, dict):
                 yield place, found
             else:
                 remarks.faults.add(place, "not a resource in JSON; correct or remove it")
         return
     with readable_table(path):
-        bundle = _parsed(file_bytes(path, _MOST_BUNDLE))
+        bundle = _parse(file_bytes(path, _MOST_BUNDLE))
     entries = bundle.get("entry", []) if isinstance(bundle, dict) else None
     if not isinstance(entries, list) or bundle.get("resourceType") != "Bundle":
         raise DataError(f"{path} is not a Bundle in JSON; NDJSON files need the ending .ndjson")
@@ -157,7 +157,7 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
             yield Place(path, number, "resource"), resource
 
 
-def _parsed(text: str | bytes) -> Any:
+def _parse(text: str | bytes) -> Any:
     """The value of a JSON text; None where it has none."""
     try:
         return json.loads(text)
@@ -170,7 +170,7 @@ def _left_out(place: Place, observation: Any, remarks: Remarks) -> bool:
     if observation.status in _NOT_READ:
         remarks.notes.add(place, f"status {observation.status}; skipped")
     elif observation.status not in _FINAL:
-        remarks.faults.add(place, f"unknown status {shown(observation.status)}; correct it")
+        remarks.faults.add(place, f"unknown status {show_value(observation.status)}; correct it")
     elif observation.focus:
         remarks.notes.add(place, "about its focus, not about its patient; skipped")
     elif observation.modifierExtension:
@@ -202,7 +202,7 @@ def _meaning(observation: Any, meanings: dict[str, Meaning]) -> Meaning:
         raise ValueError("a value whose codes contradict each other; correct it")
     if not found:
         longest = max(codes, key=lambda code: (len(code), code), default="")
-        what = f"the value {shown(longest)} is not yes or no" if codes else "no value"
+        what = f"the value {show_value(longest)} is not yes or no" if codes else "no value"
         raise ValueError(
             f"{what}; add this line to [data], with 1, 0 or unknown for a ?:\n{values_line([longest])}"
         )
@@ -215,7 +215,7 @@ def _codes(concept: Any) -> set[str]:
     return {c.code for c in codings} | {f"{c.system}|{c.code}" for c in codings if c.system}
 
 
-def _referred(reference: Any, kind: str) -> str:
+def _resolve_reference(reference: Any, kind: str) -> str:
     """The identifier that a Reference has; empty for a resource of another kind, or none."""
     text = (reference and reference.reference) or ""
     found = _REFERENCE.fullmatch(text)

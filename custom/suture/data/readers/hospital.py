@@ -138,12 +138,12 @@ def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _
         ConfigError: `labels` names a class that the table lacks.
     """
     if config.finding_column:
-        return _listed(sheet, config)
+        return _read_listed(sheet, config)
     labels, positions = _label_columns(sheet, config, others)
     return _FoundLabels(labels, *_values(sheet, positions, config))
 
 
-def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
+def _read_listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
     """The labels of a table with one column of findings."""
     column, separator = config.finding_column or "", config.finding_separator
     cells = sheet.column(column, "[data] finding_column")
@@ -214,7 +214,7 @@ def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -
     columns = [(name, i) for i, name in enumerate(sheet.header) if name and name not in others]
     try:
         if config.labels is not None:
-            columns = _chosen(sheet, columns, config)
+            columns = _choose(sheet, columns, config)
         labels = LabelSet.of([name for name, _ in columns], config.synonyms, config.label_type)
     except LabelError as error:
         bad = next((name for name, _ in columns if canonical_or_none(name, config.synonyms) is None), None)
@@ -222,7 +222,7 @@ def _label_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -
     return labels, [i for _, i in columns]
 
 
-def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
+def _choose(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -> list[tuple[str, int]]:
     """The columns of the labels that the site names, in the order in which it names them."""
     wanted = LabelSet.of(config.labels or (), config.synonyms)
     found: dict[str | None, list[tuple[str, int]]] = {}
@@ -369,7 +369,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
         faults += _contradictions(sheet, table)
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
         notes += () if one_each and config.repeated == "merge" else _disagreements(sheet, table, config)
-        sheet, table = _merged(sheet, table, config)
+        sheet, table = _merge(sheet, table, config)
     kind: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, kind)
     used = others | {config.finding_column or ""}
@@ -467,7 +467,7 @@ def _healthy_with_findings(sheet: Sheet, config: HospitalConfig) -> tuple[str, .
     return (f"{sheet.path}: {number_of(both, 'image')} {what}",) if both else ()
 
 
-def _merged(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[Sheet, Table]:
+def _merge(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[Sheet, Table]:
     """One row for each image, with the labels of all of its rows; the first row has the rest."""
     first = {image: row for row, image in reversed(list(enumerate(table.images)))}
     keep = np.array([first[image] == row for row, image in enumerate(table.images)])

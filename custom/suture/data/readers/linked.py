@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from suture.core.errors import DataError, shown
+from suture.core.errors import DataError, show_value
 from suture.core.escaping import number_of
 from suture.core.labels import LabelSet
 from suture.data.readers.answers import Answer, AnsweredLabels, Remarks, day_of
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
-from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
+from suture.data.reading import Reading, Sheet, fault, read_sheet, restrict, row_faults
 from suture.data.table import Meaning, Table
 
 
@@ -97,8 +97,8 @@ def read_linked(
     faults += [*remarks.faults.sentences(), *found.faults(), *torn]
     faults += row_faults(sheet, names, patients, split)
     faults += [
-        f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
-        "remove the class if this site does not annotate it"
+        f"[data] classes: no answer has the code {show_value(code)} of {show_value(name)}; correct the "
+        "code, or remove the class if this site does not annotate it"
         for column, (name, code) in enumerate(classes.items())
         if not answered[column]
     ]
@@ -108,7 +108,7 @@ def read_linked(
     notes = (*remarks.notes.sentences(), belong)
     images = within_root(names, config)
     table = Table(found.labels, images, tuple(patients), found.y, split, config.root)
-    return Reading(restricted(table, config), tuple(faults), notes=notes)
+    return Reading(restrict(table, config), tuple(faults), notes=notes)
 
 
 def _index(

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from suture.core.errors import shown
+from suture.core.errors import show_value
 from suture.core.validation import LabelName
 from suture.data.dataset import SitePath
 from suture.data.readers.answers import Answer, Place, Remarks, day_of
@@ -102,7 +102,9 @@ def _strange(name: str, value: str) -> str:
     """What to do about a value of a class that has no meaning; what is no concept is not shown: a name?"""
     if value and not value.isdecimal():
         return f"class {name!r}: value_as_concept_id is not the number of a concept; correct the row"
-    what = f"value_as_concept_id {shown(value)} is not Yes ({_YES}) or No ({_NO})" if value else "no value"
+    what = (
+        f"value_as_concept_id {show_value(value)} is not Yes ({_YES}) or No ({_NO})" if value else "no value"
+    )
     return (
         f"class {name!r}: {what}; add this line to [data], with 1, 0 or unknown for a "
         f"?:\n{values_line([value])}"

@@ -12,7 +12,7 @@ from suture.core.validation import flat
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.checks import HeldOut
 from suture.federation.server.collector import UpdateCollector
-from suture.federation.server.global_model import pack_model, served
+from suture.federation.server.global_model import pack_model, serve
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import (
     MEASURED_HERE,
@@ -20,7 +20,7 @@ from suture.federation.server.selection import (
     across_sites,
     classes_of,
     coarsest,
-    condensed,
+    condense,
 )
 from suture.federation.server.state import RunState
 from suture.learning.evaluation import NOTHING
@@ -110,7 +110,7 @@ class Aggregator:
         by = MEASURED_HERE.get(self.schedule.selection)
         if by is None or self.held_out is None or state.pending is None:
             return state
-        standings, measured = state.standings, self.held_out.validate(served(model, self.plan))
+        standings, measured = state.standings, self.held_out.validate(serve(model, self.plan))
         found = {key: mean_defined(parts.values()) for key, parts in measured.items()}
         if (value := found[by]) is not None and self.context(number).phase.selectable:
             standings = standings.after(Best(number, value, parts=measured[by]))
@@ -123,7 +123,7 @@ class Aggregator:
         """Consider the newest committed round by the sites' losses, and add these to its pending line."""
         number, standings = line.round, state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
-        own = {site: condensed(metrics[site]).auroc for site in losses}
+        own = {site: condense(metrics[site]).auroc for site in losses}
         joined = SiteRound("missing", "joined after this round")
         sites = {
             site: replace(line.sites.get(site, joined), validation_loss=value, validation_auroc=own[site])

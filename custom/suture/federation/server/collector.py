@@ -33,7 +33,7 @@ from suture.protocol.messages import (
     SiteInfo,
     TaskData,
     Update,
-    rounded,
+    round_figure,
 )
 from suture.protocol.packing import (
     Narrow,
@@ -42,7 +42,7 @@ from suture.protocol.packing import (
     load,
     message_of,
     pack,
-    restored,
+    restore_update,
     save,
     tensor_fields,
     tensors_of,
@@ -274,7 +274,7 @@ class UpdateCollector:
         allowed = self._allowed[site]
         check_reply(reply, allowed)
         if isinstance(reply, Update):
-            return restored(reply, allowed.task, allowed.egress, allowed.transport)
+            return restore_update(reply, allowed.task, allowed.egress, allowed.transport)
         return reply
 
     def _take(self, site: str, reply: Reply, line: SiteRound) -> SiteRound:
@@ -299,7 +299,7 @@ class UpdateCollector:
             if not bool((reply.class_weights == 1).all()):
                 said["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             if norms:
-                said["norm"] = rounded(norms.update)
+                said["norm"] = round_figure(norms.update)
                 self.norms[site] = norms
             line = replace(line, **said)
             self._accepted_at[site] = time.monotonic()

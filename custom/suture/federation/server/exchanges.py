@@ -175,10 +175,10 @@ def fit_decisions(registry: SiteRegistry, scores: Mapping[str, Scores], settings
     names = sorted({name for found in counts.values() for name in found})
     pooled = {name: Curves.of([of[name] for of in counts.values() if name in of]) for name in names}
     sites = {s: {name: Curves.of([pair]) for name, pair in of.items()} for s, of in counts.items()}
-    points = {site: _fitted(curves, settings) for site, curves in sites.items()}
-    decisions = Decisions(settings, _fitted(pooled, settings), points)
-    drawn = {site: _drawn(curves, decisions, site) for site, curves in sites.items()}
-    return Fitted(decisions, _drawn(pooled, decisions, None), drawn)
+    points = {site: _fit(curves, settings) for site, curves in sites.items()}
+    decisions = Decisions(settings, _fit(pooled, settings), points)
+    drawn = {site: _draw(curves, decisions, site) for site, curves in sites.items()}
+    return Fitted(decisions, _draw(pooled, decisions, None), drawn)
 
 
 def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dict[str, Decision]:
@@ -196,7 +196,7 @@ def _by_class(scores: Scores) -> dict[str, tuple[Counts, Counts]]:
     return dict(zip(scores.labels, zip(positives, negatives, strict=True), strict=True))
 
 
-def _drawn(curves: Mapping[str, Curves], decisions: Decisions, site: str | None) -> dict[str, Diagrams]:
+def _draw(curves: Mapping[str, Curves], decisions: Decisions, site: str | None) -> dict[str, Diagrams]:
     """Return the curves of the classes whose counts show any; `site` is None for all sites together."""
     found = {
         name: diagrams(one, decisions.of(site, name), decisions.settings.rule) for name, one in curves.items()
@@ -204,7 +204,7 @@ def _drawn(curves: Mapping[str, Curves], decisions: Decisions, site: str | None)
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _fitted(curves: Mapping[str, Curves], settings: DecisionSettings) -> dict[str, Operating]:
+def _fit(curves: Mapping[str, Curves], settings: DecisionSettings) -> dict[str, Operating]:
     found = {name: operating(one, settings) for name, one in curves.items()}
     return {name: one for name, one in found.items() if one is not None}
 

@@ -16,7 +16,7 @@ from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.methods.base import GlobalModel, layout_of, with_channels
 from suture.models import build
-from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
+from suture.models.classifier import Classifier, check_tensors, relabel, split_state
 from suture.protocol.egress import reorder_axis
 from suture.protocol.messages import Labels
 from suture.protocol.packing import Packed
@@ -46,13 +46,13 @@ def initial(
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
     spec = plan.model
-    head = relabelled(model.head, model.labels, labels, plan.seed, spec.row_init, spec.name_vectors)
+    head = relabel(model.head, model.labels, labels, plan.seed, spec.row_init, spec.name_vectors)
     forms = plan.method.egress(layout_of(model, plan.method)).forms("down", "server")
     channels = {n: reorder_axis(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
     return replace(model, labels=labels, head=head, channels=channels)
 
 
-def served(model: GlobalModel, plan: Plan) -> GlobalModel:
+def serve(model: GlobalModel, plan: Plan) -> GlobalModel:
     """Return the model that predicts; see `Method.predictor`."""
     return model.moved_to(plan.method.predictor({**model.shared, **model.head}, model.channels))
 

@@ -43,7 +43,7 @@ from suture.privacy.masking import (
     rows_of,
     sorted_out,
     too_few_left,
-    unmasked,
+    unmask_sum,
 )
 from suture.privacy.robust import Counted, Merged
 from suture.privacy.secure_aggregation import apart, fixed_of, received_of, ring_of
@@ -313,7 +313,7 @@ class Masks:
         shares, lies = sorted_out(self._sealed, self._unopened, self._survivors, self._revealed)
         self._blame(lies)
         try:
-            total = unmasked(self._attempt, self._roster, self._sealed, each(), shares, received)
+            total = unmask_sum(self._attempt, self._roster, self._sealed, each(), shares, received)
         except MaskingRefused as error:
             self._blame(error.lies if isinstance(error, SiteLies) else {})
             self.stuck = str(error)

@@ -34,7 +34,7 @@ from suture.core.labels import LabelType
 from suture.core.runtime import now, versions
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
-from suture.protocol.egress import declared
+from suture.protocol.egress import list_declared
 from suture.protocol.messages import Digest
 from suture.protocol.records import Note, Round, read_history
 
@@ -229,7 +229,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.egress(layout)
-    fields = declared(egress)
+    fields = list_declared(egress)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 

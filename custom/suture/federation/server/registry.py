@@ -24,7 +24,7 @@ from suture.core.escaping import printable
 from suture.core.labels import LabelType, canonical, is_generic, lookalikes
 from suture.core.ontology import GENERAL, Stated, builtin, system_of
 from suture.core.vocabulary import CANONICAL
-from suture.federation.plan import Quorum, needed
+from suture.federation.plan import Quorum, needed_sites
 from suture.federation.server.collector import list_reasons
 from suture.methods.base import LabelStatistics, LabelView, Method
 from suture.protocol.egress import OWNED_CLASSES, Layout
@@ -99,7 +99,7 @@ def one_name(
     """
     said = list(stated)
     parties: dict[tuple[str, str], set[str]] = {}
-    for name, code, party in (*said, *_recognised(said)):
+    for name, code, party in (*said, *_recognise(said)):
         parties.setdefault((name, code), set()).add(party)
     found: dict[str, str] = {}
     for group in _groups(parties):
@@ -117,7 +117,7 @@ def one_name(
     return found
 
 
-def _recognised(stated: Iterable[Statement]) -> list[Statement]:
+def _recognise(stated: Iterable[Statement]) -> list[Statement]:
     """Return what stated codes mean by `_TABLE`: who states one states the code of its built-in class."""
     holder = {
         str(code): name for name, codes in builtin().items() for code in codes if str(code) not in GENERAL
@@ -393,7 +393,7 @@ def admit(
             lines[site] = replace(lines[site], status="rejected", reason=reason)
         return {site: info for site, info in infos.items() if site not in refused}
 
-    enough = needed(min_sites, len(lines))
+    enough = needed_sites(min_sites, len(lines))
     empty = [site for site, info in infos.items() if not info.n.get("train")]
     infos = able(dict.fromkeys(empty, "it has no training images"))
     if len(infos) < enough:
@@ -414,7 +414,7 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     try:
         names = _names(fit, agreed)
     except ClassConflict:  # of no one site; `agree` raises it
-        names = _mapped(fit, agreed.label_map)
+        names = _map_names(fit, agreed.label_map)
     members: dict[str, Member] = {}
     for site, info in fit.items():
         try:
@@ -439,10 +439,10 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
         refused[most] = (
             f"with its {len(members.pop(most).names)} classes the federation would exceed {MOST_CLASSES}"
         )
-    return refused | _misspelt(members, agreed) | _unsaid(members, agreed)
+    return refused | _misspelt(members, agreed) | _list_unsaid(members, agreed)
 
 
-def _unsaid(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str]:
+def _list_unsaid(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str]:
     """Return the sites that bring a name which says nothing, as "Label", and is another site's so far."""
     names = {name for name in agreed.owners if shared_generic({name: ("", "")}, agreed.accept)}
     return {
@@ -469,14 +469,14 @@ def _contradicting(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str
             refused[site] = printable(str(conflict))
 
 
-def _mapped(infos: Mapping[str, SiteInfo], label_map: Mapping[str, str]) -> dict[str, str]:
+def _map_names(infos: Mapping[str, SiteInfo], label_map: Mapping[str, str]) -> dict[str, str]:
     """Return the name of each class by its canonical name, as the job's label map says."""
     own = {canonical(label) for info in infos.values() for label in info.labels}
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     return {name: mapped.get(name, name) for name in own}
 
 
-def _stated(infos: Mapping[str, SiteInfo], names: Mapping[str, str]) -> list[Statement]:
+def _list_statements(infos: Mapping[str, SiteInfo], names: Mapping[str, str]) -> list[Statement]:
     """Return what the sites state, by the given names of the classes."""
     return [
         Statement(names[canonical(label)], code, site)
@@ -492,8 +492,8 @@ def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     Raises:
         ClassConflict: the codes contradict each other.
     """
-    mapped = _mapped(infos, agreed.label_map)
-    said = [*_stated(infos, mapped), *statements(agreed.codes, EXPERIMENT)]
+    mapped = _map_names(infos, agreed.label_map)
+    said = [*_list_statements(infos, mapped), *statements(agreed.codes, EXPERIMENT)]
     lists = [{mapped[canonical(label)] for label in info.labels} for info in infos.values()]
     classes = one_name(said, agreed.labels, lists)
     return {own: classes.get(name, name) for own, name in mapped.items()}
@@ -515,7 +515,7 @@ def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str
     owners = registry.owners()
     found: dict[str, tuple[str, str]] = {}
     open_: list[tuple[set[str], tuple[str, str]]] = []
-    for pair in _unaccepted(registry, agreed.accept):
+    for pair in _list_unaccepted(registry, agreed.accept):
         new = [name for name in pair if name not in agreed.labels and len(owners[name]) < 2]
         sites = {owners[name][0] for name in new}
         if len(sites) == 1:
@@ -562,7 +562,7 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
     said: dict[str, set[str]] = {}
-    for name, code, _ in (*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)):
+    for name, code, _ in (*_list_statements(infos, names), *statements(agreed.codes, EXPERIMENT)):
         said.setdefault(name, set()).add(code)
     codes = {name: tuple(sorted(of)) for name, of in sorted(said.items())}
     registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=codes)
@@ -627,7 +627,7 @@ def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:
 
 
 def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> None:
-    pairs = _unaccepted(registry, accept)
+    pairs = _list_unaccepted(registry, accept)
     if not pairs:
         return
     at = {name: f"{name!r} ({', '.join(sites)})" for name, sites in registry.owners().items()}
@@ -671,7 +671,7 @@ def shared_generic(
     return {name: sites for name, sites in found.items() if len(sites) > 1 and name not in accepted}
 
 
-def _unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[tuple[str, str]]:
+def _list_unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the pairs of names that are nearly the same and not accepted as two classes."""
     if accept is True:
         return []

@@ -15,7 +15,7 @@ from suture.federation.server.selection import (
     Plain,
     by_attribute,
     by_frequency,
-    condensed,
+    condense,
     interval_of_mean,
     local_and_global,
     mean_over_sites,
@@ -54,7 +54,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     faults = [fault] if fault else []
 
     def facts() -> None:
-        held_out, spent = server.held_out, _stated(server)
+        held_out, spent = server.held_out, _collect_spent(server)
         server.record.update(
             selected_round=selected,
             selection=server.schedule.selection,
@@ -77,7 +77,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     server.enter(Stage.FINISHED, selected=selected)
 
 
-def _stated(server: Server) -> dict[str, Spent]:
+def _collect_spent(server: Server) -> dict[str, Spent]:
     """Return the newest statement of each site on what it has released: of its last answer that had one."""
     history = read_history(server.record.folder)
     stated = {site: one.spent for line in history for site, one in line.sites.items() if one.spent}
@@ -131,7 +131,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
         interval,
         held_out.groups if held_out else {},
         {
-            site: (plain(condensed(tested[site])), plain(condensed(own)))
+            site: (plain(condense(tested[site])), plain(condense(own)))
             for site, reply in sorted(server.collector.replies(Evaluation).items())
             if (own := reply.local) and own.n
         },

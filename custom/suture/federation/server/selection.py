@@ -46,7 +46,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
     )
 
 
-def condensed(metrics: Metrics) -> Figures:
+def condense(metrics: Metrics) -> Figures:
     """Return metrics without those of single classes."""
     area = mean_defined(score.auroc for score in metrics.classes.values())
     return Figures(metrics.n, area, metrics.overall)

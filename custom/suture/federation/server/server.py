@@ -19,7 +19,7 @@ import torch
 from suture.core.errors import FederationError
 from suture.core.labels import check_sites
 from suture.data.config import SiteConfig
-from suture.federation.plan import Plan, Schedule, needed
+from suture.federation.plan import Plan, Schedule, needed_sites
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.checks import (
     HeldOut,
@@ -34,7 +34,7 @@ from suture.federation.server.checks import (
 )
 from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
 from suture.federation.server.exchanges import Exchanges, Fitted, Task, Undo, fit_decisions
-from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
+from suture.federation.server.global_model import initial, read_model, serve, unpack_model, with_labels
 from suture.federation.server.masks import Masks
 from suture.federation.server.norm_bound import NormBound, norm_of
 from suture.federation.server.notes import (
@@ -294,7 +294,9 @@ class Server:
     def quorum(self) -> int:
         """Number of usable updates that a round needs, for a robust merge or a sum too."""
         needs = self.schedule.robust or self.plan.secure_aggregation
-        return max(needed(self.schedule.min_sites, len(self.registry.members)), needs.fewest if needs else 0)
+        return max(
+            needed_sites(self.schedule.min_sites, len(self.registry.members)), needs.fewest if needs else 0
+        )
 
     def receiver(self, task: TaskName = "train") -> Receiver:
         """Return where the transport delivers the answers of the open exchange."""
@@ -455,7 +457,7 @@ class Server:
 
     def assign_validation(self) -> dict[str, Packed]:
         """Return the task to compute the validation losses of the last round's model."""
-        return self._send(Task("evaluate", self.round, "evaluate"), served(self.model, self.plan))
+        return self._send(Task("evaluate", self.round, "evaluate"), serve(self.model, self.plan))
 
     def close_validation(self, missing: Mapping[str, str]) -> None:
         """Select the round whose model is the result.
@@ -517,10 +519,10 @@ class Server:
             ConfigError: it holds no model of this experiment.
         """
         if self.state.standings.best is None:
-            return served(self.model, self.plan)
+            return serve(self.model, self.plan)
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
-        model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
+        model = serve(read_model(self.states.read_best(number), self.plan, where), self.plan)
         own = self.plan.method.sharing.personal == "model"
         return with_labels(model, self.registry.labels, self.plan) if own else model
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, read_json, read_records, read_regular, write_json
 from suture.core.labels import LabelSet
-from suture.core.runtime import out_of_memory, seeded
+from suture.core.runtime import out_of_memory, seed_torch
 from suture.data.batch import Batch, Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
@@ -64,10 +64,10 @@ def compile_backbone(site: SiteContext, objective: Objective, how: _Compile) -> 
     train = site.samples["train"]
     batch = ready_inputs(site, train.batch(torch.arange(min(len(train), site.batch_size or 64))))
     trial = copy.deepcopy(site.model)
-    eager = _measured(site, trial, objective, batch)
+    eager = _measure(site, trial, objective, batch)
     try:
         trial.backbone.compile(**OPTIONS[how])
-        difference = max(map(_relative, eager, _measured(site, trial, objective, batch)))
+        difference = max(map(_relative, eager, _measure(site, trial, objective, batch)))
     except Exception as error:  # of the compiler, which has many kinds
         if out_of_memory(error):
             raise
@@ -87,7 +87,7 @@ def compile_backbone(site: SiteContext, objective: Objective, how: _Compile) -> 
     site.model.backbone.compile(**OPTIONS[how])
 
 
-def _measured(
+def _measure(
     site: SiteContext, model: Classifier, objective: Objective, batch: Batch
 ) -> tuple[Tensor, Tensor]:
     """Loss and gradient in training, but without dropout, for which a compiler may draw other numbers."""
@@ -96,7 +96,7 @@ def _measured(
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
     model.zero_grad(set_to_none=True)
-    with seeded(0, site.device):
+    with seed_torch(0, site.device):
         loss = objective(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [p.grad.flatten().float() for p in model.parameters() if p.grad is not None]

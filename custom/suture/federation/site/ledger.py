@@ -40,7 +40,7 @@ from suture.core.runtime import now
 from suture.core.validation import OPEN, STRICT
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
 from suture.federation.store import EXPERIMENTS
-from suture.privacy.differential_privacy import Mechanism, composed, epsilon, rounded_up
+from suture.privacy.differential_privacy import Mechanism, compose, epsilon, rounded_up
 from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
     Count,
@@ -623,30 +623,30 @@ class Ledger:
         for setting, limit, before in limits:
             if limit is None:
                 continue
-            total = composed([*before, *more], self._limits.delta)
+            total = compose([*before, *more], self._limits.delta)
             if total is None or total > limit:
                 where = f"in {experiment}" if setting == "epsilon" else "in all experiments"
                 sum_ = "∞" if total is None else f"{rounded_up(total):g}"
                 what = f"{len(before)} protected answers {where}; with what is asked for ε would be {sum_}"
-                raise _spent(what, setting, limit)
+                raise _spend(what, setting, limit)
 
     def _check(self, new: Release) -> None:
         told, limits = self._tally, self._limits
         if new.experiment not in told.answers and len(told.answers) >= limits.max_experiments:
             what = f"answers in {len(told.answers)} experiments, not counting {new.experiment}"
-            raise _spent(what, "max_experiments", limits.max_experiments)
+            raise _spend(what, "max_experiments", limits.max_experiments)
         if (answers := told.answers[new.experiment]) >= limits.max_answers:
-            raise _spent(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
+            raise _spend(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
         again = told.anew[new.experiment]
         if again >= limits.reanswers and new.task != "handshake" and new.key in told.keys:
             what = (
                 f"{again} repeated answers in {new.experiment}, and {new.task} of round {new.round} is a "
                 "further repetition"
             )
-            raise _spent(what, "reanswers", limits.reanswers)
+            raise _spend(what, "reanswers", limits.reanswers)
         for name, times in new.figures.items():
             if told.figures[name] + times > limits.max_figures:
-                raise _spent(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
+                raise _spend(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
         if mechanism := new.mechanism:
             self.check_epsilon(new.experiment, [mechanism])
 
@@ -691,7 +691,7 @@ class Ledger:
         )
 
 
-def _spent(what: str, setting: str, limit: float) -> BudgetSpent:
+def _spend(what: str, setting: str, limit: float) -> BudgetSpent:
     return BudgetSpent(
         f"this site has already released {what}; {setting} = {limit} under [privacy] in suture.toml "
         "allows no more. `suture ledger` lists its releases"

@@ -12,7 +12,7 @@ from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, round_context
 from suture.learning.patient_privacy import refuse_batch_norm
-from suture.methods.base import settled
+from suture.methods.base import resolve_training
 from suture.models.classifier import Classifier, Layout, train_mode
 from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, multiplier_for
 
@@ -34,7 +34,7 @@ def mechanism_of_round(
         patients: number of the site's training patients, as sent.
     """
     where, own = round_context(plan.method, plan.seed, rounds, round_), config.training
-    local = settled(plan.method.local, where, own.lr, own.batch_size)
+    local = resolve_training(plan.method.local, where, own.lr, own.batch_size)
     if local.sampling != "shuffled":
         raise ConfigError(
             f"[privacy] epsilon: the job samples classes ({local.sampling}), and DP-SGD patients; set "

@@ -31,9 +31,16 @@ from suture.federation.site.diagnostics import Diagnostics, compile_backbone, wr
 from suture.federation.site.masks import SiteMasks
 from suture.federation.site.patient_privacy import check_batch_norm, check_protected
 from suture.federation.site.store import Answer, Releases, States, own_part_of
-from suture.learning.evaluation import Measurement, count_scores, expected, label_counts, loss_leaves, measure
+from suture.learning.evaluation import (
+    Measurement,
+    count_scores,
+    expect_context,
+    label_counts,
+    loss_leaves,
+    measure,
+)
 from suture.learning.features import FeatureStore
-from suture.learning.samples import SiteSamples, annotated, load_samples, single_target
+from suture.learning.samples import SiteSamples, annotate, load_samples, single_target
 from suture.learning.training import (
     GradientOverflow,
     LocalRound,
@@ -51,7 +58,7 @@ from suture.privacy.masking import Identity, MaskingRefused
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNED_CLASSES, shape_mismatches
 from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
-from suture.protocol.packing import Packed, pack, received, without_tensors
+from suture.protocol.packing import Packed, pack, restore_task, without_tensors
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +105,7 @@ class Trainer:
             left_out = ", ".join(data[0].one_sided)
             title = "DP-SGD" if private else method.about.title
             log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)
-            data = annotated(data)
+            data = annotate(data)
         if method.labels.view != "target":
             return data
         return single_target(data, self._config.data.target, self._site)
@@ -222,7 +229,7 @@ class Trainer:
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked and not context.private:
             self._prepare(context, round_)
-        context = expected(context, self.data[0], round_)
+        context = expect_context(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
         if watch:
             context = replace(context, record=watch.record, observe=watch.observe)
@@ -327,7 +334,7 @@ class Site:
                 self.masks.begin(task, self._masked(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
                 # From here on the task is what the site trains on; its layout is of the site's own model.
-                task = received(task, self._layout(task), self.plan.transport)
+                task = restore_task(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
                 self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed, afresh=secure and not self.masks.continues)

@@ -45,8 +45,8 @@ from suture.learning.evaluation import NOTHING, counts_of
 from suture.learning.patient_privacy import PatientPrivacy, gaussian
 from suture.learning.training import LOSS_SCALE
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
-from suture.privacy.differential_privacy import Mechanism, protected
+from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabel
+from suture.privacy.differential_privacy import Mechanism, protect
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import DecidedClass, DecidedGroup
 from suture.protocol.egress import Shapes, shape_mismatch, strip_prefix
@@ -182,7 +182,7 @@ class States:
         if not head:
             return dict(tensors)
         plan = self._plan
-        return {**tensors, **relabelled(head, before, task.labels, plan.seed, plan.model.row_init)}
+        return {**tensors, **relabel(head, before, task.labels, plan.seed, plan.model.row_init)}
 
     def kept_by_method(self, state: Packed) -> dict[str, Tensor]:
         """Return what the method has kept, as it returned it: the optimiser state and its channels."""
@@ -507,7 +507,7 @@ class Releases:
         """
         egress = allowed.egress
         samples = allowed.images // egress.loss_parts if egress.loss_parts else images
-        update = protected(update, task, self._privacy, egress.losses, samples)
+        update = protect(update, task, self._privacy, egress.losses, samples)
         return sent(update, task, self._plan.transport)
 
     def keep(

@@ -47,7 +47,7 @@ def allowing(entries: Sequence[str]) -> dict[str, Any]:
     return {"format_version": 2, CLASS_ALLOW_LIST: [*entries, *DEFAULT_CLASS_ALLOW_LIST]}
 
 
-def unlisted(app: Path) -> Iterator[str]:
+def list_unlisted(app: Path) -> Iterator[str]:
     """Yield FLARE's refusal of each component that the party's class_allow_list lacks.
 
     FLARE itself refuses it when the job's process starts, where the submitter learns no more than

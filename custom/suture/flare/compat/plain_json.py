@@ -29,7 +29,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_
 
 from suture.core.files import read_regular
 from suture.flare import PLAN, SCHEDULE
-from suture.flare.compat.allow_list import unlisted
+from suture.flare.compat.allow_list import list_unlisted
 
 SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """Files that FLARE adds to each folder of a submitted job: the submitter's signatures and certificate."""
@@ -49,7 +49,7 @@ class PlainJson(AppValidator):
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         """Return FLARE's pair of an error (empty where there is none) and properties of the app."""
         app = Path(app_folder)
-        return next(chain(faults(app / "config"), unlisted(app)), ""), {}
+        return next(chain(faults(app / "config"), list_unlisted(app)), ""), {}
 
 
 class Refusing(ConfigLoader):

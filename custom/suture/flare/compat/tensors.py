@@ -25,7 +25,7 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from torch import Tensor
 
 from suture.flare.compat.tensor_files import Incoming, Outgoing, bytes_of, folder
-from suture.flare.workspace import simulated
+from suture.flare.workspace import is_simulated
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Tensors(TensorDecomposer):
             if place := _in_file(target, manager):
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: place}
             size = manager.fobs_ctx.get(_INLINE, 0) + target.numel() * target.element_size()
-            if size <= (_INLINE_HERE if simulated() else INLINE):
+            if size <= (_INLINE_HERE if is_simulated() else INLINE):
                 manager.fobs_ctx[_INLINE] = size
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: self.native_decompose(target, manager)}
         return super().decompose(target, manager)

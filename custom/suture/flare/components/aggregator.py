@@ -18,7 +18,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch import Tensor
 
-from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError, shown
+from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError, show_value
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.federation.plan import round_context
@@ -310,4 +310,4 @@ def _check_sender(site: str, result: Shareable) -> None:
     """Refuse a name that is not the one of the token, whose client FLARE's server puts into the result."""
     name = getattr(result.get_header(ServerCommandKey.FL_CLIENT), "name", None)
     if name != site:
-        raise RejectedUpdate(f"{shown(name)} sent it and states the name {shown(site)}")
+        raise RejectedUpdate(f"{show_value(name)} sent it and states the name {show_value(site)}")

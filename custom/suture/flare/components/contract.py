@@ -16,7 +16,7 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind
 from torch import Tensor
 
-from suture.core.errors import ConfigError, LabelError, RejectedUpdate, shown
+from suture.core.errors import ConfigError, LabelError, RejectedUpdate, show_value
 from suture.core.labels import LabelSet, LabelType, check_spelling
 from suture.core.validation import parse
 from suture.methods import method_class
@@ -24,7 +24,7 @@ from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
 from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update, rounded
+from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update, round_figure
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"
@@ -246,10 +246,12 @@ def check_metrics(metrics: Any, bounds: Mapping[str, Sequence[float]] | None = N
         raise RejectedUpdate(f"metrics must be a table of at most {MOST_METRICS}")
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_METRIC:
-            raise RejectedUpdate(f"metric {shown(name)}: give 1 to {LONGEST_METRIC} printable letters")
+            raise RejectedUpdate(f"metric {show_value(name)}: give 1 to {LONGEST_METRIC} printable letters")
         low, high = (-LARGEST, LARGEST) if bounds is None else bounds.get(name, (1, 0))
-        if type(value) not in (int, float) or not low <= value <= high or value != rounded(value):
-            raise RejectedUpdate(f"the metric {shown(name)} is undeclared, outside its range or not rounded")
+        if type(value) not in (int, float) or not low <= value <= high or value != round_figure(value):
+            raise RejectedUpdate(
+                f"the metric {show_value(name)} is undeclared, outside its range or not rounded"
+            )
     return dict(metrics)
 
 
@@ -269,9 +271,9 @@ def _declared(dxo: DXO, fields: frozenset[str]) -> dict[str, Any]:
     kind = isinstance(dxo.data_kind, str) and dxo.data_kind == DataKind.WEIGHTS
     if not kind or not isinstance(dxo.data, dict) or not all(isinstance(name, str) for name in dxo.data):
         raise RejectedUpdate(
-            f"{shown(dxo.data_kind)} instead of WEIGHTS by name; set params_transfer_type to FULL"
+            f"{show_value(dxo.data_kind)} instead of WEIGHTS by name; set params_transfer_type to FULL"
         )
     meta: dict[str, Any] = dict(dxo.meta)
     if stray := meta.keys() - fields:
-        raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")
+        raise RejectedUpdate(f"meta has the undeclared field {show_value(min(map(str, stray)))}")
     return meta

@@ -17,7 +17,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.core.errors import ConfigError, RejectedUpdate, show_value
 from suture.core.labels import LabelType
 from suture.flare.compat.task_client import client_of
 from suture.flare.components import contract
@@ -55,7 +55,7 @@ class SiteRowsFilter(Filter):
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) != FilterKey.OUT or not isinstance(task, DXO):
             raise RejectedUpdate("no MethodAggregator has prepared this task; the job needs one")
         if (stated := stated_name(fl_ctx)) != (client := client_of(shareable, fl_ctx)):
-            self.log_warning(fl_ctx, f"{client} states the name {shown(stated)}; it gets no rows")
+            self.log_warning(fl_ctx, f"{client} states the name {show_value(stated)}; it gets no rows")
             task = DXO(DataKind.WEIGHTS, {}, {})
         return task.update_shareable(copy.copy(shareable))  # every site gets the same one of a broadcast
 

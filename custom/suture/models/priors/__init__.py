@@ -50,7 +50,7 @@ from suture.core.files import (
     replacing,
     write_json,
 )
-from suture.core.runtime import device_name, moved, seeded
+from suture.core.runtime import device_name, moved, seed_torch
 from suture.core.validation import NAMED_FILE, STRICT, parse
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Preprocessing, by_channel
@@ -200,10 +200,10 @@ def cached_features(
 
     shape = (len(images), prior.width)
     how = key("prior", _CACHE_FORMAT, prior.digest, device_name(device), torch.get_num_threads())
-    return cached(folder, how, digests({"image": images}), shape, features, site, "the prior")
+    return cache(folder, how, digests({"image": images}), shape, features, site, "the prior")
 
 
-def cached(
+def cache(
     folder: Path | None,
     how: str,
     of: np.ndarray,
@@ -298,7 +298,7 @@ def _with_others(
     entry, row, others = np.full(n, -1), np.zeros(n, int), list[np.ndarray]()
     group = path.name.removesuffix(_SUFFIX).rpartition("-")[0]
     for other in sorted(path.parent.glob(f"{group}-*{_SUFFIX}")) if n >= BATCH else ():
-        opened = None if other == path or (entry >= 0).all() else _opened(other)
+        opened = None if other == path or (entry >= 0).all() else _open(other)
         if opened is None or len(opened[0]) < BATCH or opened[0].shape[1:] != shape[1:]:
             continue
         where = {digest.tobytes(): k for k, digest in enumerate(opened[1])}
@@ -318,7 +318,7 @@ def _with_others(
         )
 
 
-def _opened(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+def _open(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Return an entry's features, mapped, and the digests of its inputs; None where it is damaged."""
     try:
         with named_regular(path, own=True) as opened, open_regular(path, own=True) as file:
@@ -339,7 +339,7 @@ def _read(path: Path, shape: tuple[int, ...], of: np.ndarray) -> Tensor | None:
     """Return the features of an entry; None where it is missing, damaged, or of other inputs."""
     if not path.is_file():
         return None
-    opened = _opened(path)
+    opened = _open(path)
     if opened is None:
         return None
     if opened[0].shape != shape or not np.array_equal(opened[1], of):
@@ -533,5 +533,7 @@ def load_prior(spec: PriorSpec) -> Prior:
         raise ConfigError(f"prior.path is missing: {spec.name} needs {entry.needs}")
     if spec.path is not None and not entry.needs:
         raise ConfigError(f"prior.path: {spec.name} comes with a package; remove it, or set prior.name")
-    with seeded(0):  # a network draws its first weights, which are then replaced, from the global generator
+    with seed_torch(
+        0
+    ):  # a network draws its first weights, which are then replaced, from the global generator
         return entry.load(Path(spec.path or "").expanduser(), spec.size)
