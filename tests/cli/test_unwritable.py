@@ -32,7 +32,7 @@ COMMANDS = [
     ("egress --out {}", "/x.md"),
     ("init {} --site=alpha=data --yes", "/x"),
     ("init {} --site=alpha=data --yes", ""),
-    ("vocab --texts words.txt --minimum 1 --out {}", "/x"),
+    ("vocab --texts words.txt --minimum 1 --patients 1 --out {}", "/x"),
     ("plot labels data/suture.toml --out {}", "/x"),
     ("poc up demo --dir {}", ""),
     ("poc down --dir {}", ""),

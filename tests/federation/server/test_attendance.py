@@ -83,8 +83,7 @@ class Rounds:
 @pytest.fixture
 def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
     made = Rounds(tmp_path)
-    for module in ("collector", "attendance"):
-        own_clock(monkeypatch, f"suture.federation.server.{module}", monotonic=lambda: made.now)
+    own_clock(monkeypatch, "suture.federation.server.collector", monotonic=lambda: made.now)
     return made
 
 

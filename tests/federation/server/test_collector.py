@@ -58,8 +58,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        for module in ("collector", "attendance"):
-            own_clock(monkeypatch, f"suture.federation.server.{module}", monotonic=lambda: self.now)
+        own_clock(monkeypatch, "suture.federation.server.collector", monotonic=lambda: self.now)
 
 
 def test_a_quorum_and_its_grace_are_enough(

@@ -402,7 +402,7 @@ def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Si
     answer = reply_of(other, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "code_mismatch"
-    assert "install the same version, or export the job again" in errors(site)[-1]["message"]
+    assert "0123456789abcdef" in errors(site)[-1]["message"]
 
 
 @pytest.mark.complete

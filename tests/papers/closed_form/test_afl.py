@@ -289,11 +289,11 @@ def test_a_lie_costs_the_liar_alone(lie: Any, why: str) -> None:
 
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
 def test_a_federation_has_the_head_of_its_pooled_images(label_type: LabelType) -> None:
-    with Trial(AFL(), SMALL, label_type) as trial:
+    with Trial(AFL(), SMALL, label_type) as trial, Trial(AFL(), SMALL, label_type) as begun:
         trial.run()
         model, rows = trial.server.model, dict[str, list[tuple[Tensor, Tensor]]]()
         for site in SITES:
-            context = context_of(trial.sites[site], trial.payload(site))
+            context = context_of(begun.sites[site], begun.payload(site))
             x = torch.cat(list(read(context)))
             for name, column in zip(context.model.labels.names, context.samples["train"].y.T, strict=True):
                 rows.setdefault(name, []).append((x, column))
