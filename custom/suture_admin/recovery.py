@@ -150,7 +150,21 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
 
 
 def _jobs_of(experiment: str, jobs: Sequence[Meta]) -> list[Meta]:
-    return [job for job in jobs if experiment_of(job, jobs) == experiment]
+    """The jobs of an experiment by its owner, and by those with whom the owner shares it.
+
+    Anybody can write an experiment's name into a job. The server refuses it; a clone by the owner would run it.
+    """
+    owned: list[Meta] = []
+    owner: object = None
+    shared: Sequence[object] = ()
+    for job in (one for one in jobs if experiment_of(one, jobs) == experiment):
+        submitter = job.get("submitter_name")
+        owner = submitter if owner is None else owner
+        if submitter == owner:
+            shared = job.get(SHARED_WITH, shared) or ()
+        if submitter == owner or submitter in shared:
+            owned.append(job)
+    return owned
 
 
 def _check_submitter(user: str, jobs: Sequence[Meta], experiment: str) -> None:

@@ -103,6 +103,15 @@ def test_a_job_without_an_experiment_of_its_own_is_copied_itself_each_time(
         newest(server.jobs, named_by(flares_own, "c"))
 
 
+def test_a_strangers_job_of_the_same_experiment_is_not_copied(serve: Any, tmp_path: Path) -> None:
+    """Its plan would run as the owner's, whose clone the server accepts."""
+    first = FIRST | {"status": "FINISHED:ABORTED", "submitter_name": KIT.name}
+    strange = {"submitter_name": "mallory@b.org", SHARED_WITH: [KIT.name]}
+    server = serve(Server(first, first | strange | {"job_id": "2", "name": "demo"}))
+    assert resume(KIT, "demo-1", tmp_path, "poc") == ("new", "demo")
+    assert server.did[-1] == "clone 1"
+
+
 def test_a_dead_job_is_handed_in_again_once_its_sites_are_there(serve: Any, tmp_path: Path) -> None:
     server = serve(Server(FIRST | {"status": "FINISHED:EXECUTION_EXCEPTION"}))
     assert resume(KIT, "demo-1", tmp_path, "poc") == ("new", "demo")
