@@ -45,7 +45,7 @@ def summed(previous: GlobalModel, updates: Mapping[str, Update]) -> Counted:
         part.receive({by: shares[site] for by, shares in sealed.items() if by != site})
     received = Received(b"", dict.fromkeys(numbers.values(), b""))  # digests, equal at all sites
     masked = {
-        site: part.masked(in_ring(updates[site], own[site], len(sites)), received)
+        site: part.mask(in_ring(updates[site], own[site], len(sites)), received)
         for site, part in sites.items()
     }
     signed = {site: part.sign(sorted(sites)) for site, part in sites.items()}

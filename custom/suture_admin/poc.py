@@ -234,7 +234,7 @@ def check_study(job: Job, folder: Path, sites: Sequence[str] = ()) -> None:
         ConfigError: the POC has other sites, or one has other data or settings.
     """
     study = job.simulation
-    if not isinstance(study, StudySites) or not study.found():
+    if not isinstance(study, StudySites) or not study.find_sites():
         return
     configs, (server, here) = study.configs(), parties(kits_in(folder))
     again = f"suture poc up {study.folder}"

@@ -310,7 +310,7 @@ class Section:
     stated: Mapping[str, float]
     aim: tuple[str, float] | None
 
-    def missed(self, point: ThresholdRates) -> bool:
+    def is_missed(self, point: ThresholdRates) -> bool:
         """Whether the test images miss what the rule aims at, in whole per cent."""
         rate: Estimate | None = getattr(point.at, self.aim[0]) if self.aim else None
         return bool(self.aim and rate and round(100 * rate.value) < round(100 * self.aim[1]))

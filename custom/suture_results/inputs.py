@@ -166,7 +166,7 @@ class _Search:
             self.inputs.found[aside] = replace(self.inputs.found.pop(name), name=aside)
         self.inputs.found.setdefault(name, Input(name, read, at, self.bits, patient))
 
-    def _lost(self, name: str, reason: str) -> None:
+    def _note_lost(self, name: str, reason: str) -> None:
         """Add an input that cannot be read."""
         self._add(name, partial(_fail, reason))
 
@@ -178,12 +178,12 @@ class _Search:
         files = [Path(at, name) for at, _, names in walked for name in names]
         links = {Path(at, name) for at, names, _ in walked for name in names if Path(at, name).is_symlink()}
         for error in unread:
-            self._lost(str(error.filename), f"the folder cannot be read: {error.strerror}")
+            self._note_lost(str(error.filename), f"the folder cannot be read: {error.strerror}")
         for path in sorted([*files, *links]):
             if _of_a_system(path.relative_to(folder).parts):
                 continue
             if not inside(path):
-                self._lost(
+                self._note_lost(
                     str(path), f"the link leads out of {folder}; remove it, or give the path of its file"
                 )
             elif path in links:
@@ -192,7 +192,7 @@ class _Search:
                 try:
                     self._archive(path)
                 except DataError as error:  # the other files are as good as they were
-                    self._lost(str(path), str(error))
+                    self._note_lost(str(path), str(error))
             else:
                 read = partial(file_bytes, path, _MOST[self.kind])
                 self._file(str(path), read, ("", 0), _head(path))
@@ -204,7 +204,7 @@ class _Search:
         self.inputs.others |= {f"{archive}/{name}": why for (_, name), why in source.left_out.items()}
         faults = {name: error for name in every if (error := source.missing(name))}
         for name, error in faults.items():
-            self._lost(str(archive / name), str(error).replace("[data] root", "root"))
+            self._note_lost(str(archive / name), str(error).replace("[data] root", "root"))
         members = [name for name in every if name not in faults]
         # In the order of the archive, because one that is gzipped is unpacked again to go back in it.
         heads = {
@@ -262,7 +262,7 @@ class _Search:
         for number, cell, patient in zip(sheet.numbers, cells, patients, strict=True):
             there = source.root / cell
             if not cell:
-                self._lost(f"{path} row {number}", "the image name is blank; fill it in or remove the row")
+                self._note_lost(f"{path} row {number}", "the image name is blank; fill it in or remove the row")
             elif there.is_file():
                 self._add(str(there), partial(file_bytes, there), patient=patient)
             elif cell in source:
@@ -289,7 +289,7 @@ class _Search:
         """An image of a root, by its path, or by its file name where that is unique."""
         error = source.missing(name)
         if error is not None:
-            self._lost(str(source.root / name), str(error).replace("[data] root", "root"))
+            self._note_lost(str(source.root / name), str(error).replace("[data] root", "root"))
         else:
             at = source.position(name) if source.archives else ("", 0)
             self._add(source.path(name), partial(source.raw, name), at, patient)

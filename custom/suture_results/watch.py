@@ -111,16 +111,16 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "suture", ""
 
     def do_GET(self) -> None:
-        if self._allowed():
+        if self._is_allowed():
             version, page = self.server.page()
             self._head(version, len(page))
             self.wfile.write(page)
 
     def do_HEAD(self) -> None:
-        if self._allowed():
+        if self._is_allowed():
             self._head(self.server.version())
 
-    def _allowed(self) -> bool:
+    def _is_allowed(self) -> bool:
         self.server.asked = time.monotonic()
         if not set(self.headers.get_all("Host", [""])) <= self.server.hosts:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)

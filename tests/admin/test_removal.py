@@ -45,7 +45,7 @@ def run_of(trial: Trial, without: str = "") -> Server:
 def test_the_model_is_that_of_a_federation_without_the_site(site: str) -> None:
     """Gamma alone has Fibrosis, which the model then lacks."""
     with Trial(AFL(), SMALL, "multilabel") as one, Trial(AFL(), SMALL, "multilabel") as never:
-        expected = run_of(never, without=site).selected()
+        expected = run_of(never, without=site).select_model()
         folder = Path(run_of(one).record.folder)
         plan, kept = one.plan, folder / "state" / UPDATES / "000001"
         before, _ = load_model(folder / "model")

@@ -155,13 +155,13 @@ def test_decisions_are_added_to_the_file_and_the_last_one_holds(tmp_path: Path) 
     assert 'by = "M. Ruiz"\non = 2026-11-25\n' in text
     atlas = study_atlas(tmp_path)
     assert [one.name for one in atlas.decisions] == ["Lesion", "Spot", "Shadow", "Streak"]
-    assert atlas.decided("same") == [("Lesion", "Lung Lesion"), ("Shadow", "Lesion")]
-    assert atlas.decided("different") == [("Spot", "Lesion")]
+    assert atlas.list_decisions("same") == [("Lesion", "Lung Lesion"), ("Shadow", "Lesion")]
+    assert atlas.list_decisions("different") == [("Spot", "Lesion")]
     assert atlas.name("SHADOW") == "Lung Lesion"
     assert atlas.relations().parents["Streak"] == ("Lung Lesion",)
 
     record(tmp_path, [decide("Lung Lesion", "different", "Lesion")])
-    assert study_atlas(tmp_path).decided("same") == [("Shadow", "Lesion")]
+    assert study_atlas(tmp_path).list_decisions("same") == [("Shadow", "Lesion")]
 
 
 def test_without_a_file_the_first_decision_makes_one(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def seen(present: str, fetched: str = "ab", answered: str = "", still: str = "")
 )
 def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) -> None:
     calls = StartupMonitor("ab")
-    said = [calls.lost(seen(present), now) for now, present in looks]
+    said = [calls.find_lost(seen(present), now) for now, present in looks]
     assert said[-1] == (Lost(lost, "ended") if lost else None)
     assert not any(said[:-1])
 
@@ -92,12 +92,12 @@ def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) 
     ],
 )
 def test_which_site_hangs(shown: Seen, lost: Lost | None) -> None:
-    assert StartupMonitor("ab").lost(shown, 0) == lost
+    assert StartupMonitor("ab").find_lost(shown, 0) == lost
 
 
 def test_a_site_hangs_that_stands_still_together_with_the_simulator_for_long_enough() -> None:
     def lost(simulator: int, site: int, fetched: str) -> Lost | None:
-        return StartupMonitor("ab").lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
+        return StartupMonitor("ab").find_lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
 
     assert not lost(STILL - 1, 999, "a")
     assert not lost(999, STILL - 1, "a")
@@ -115,13 +115,13 @@ def test_what_works_without_end_is_lost_after_all() -> None:
     sites = [f"s{i}" for i in range(20)]
     calls, last = StartupMonitor(sites), LONGEST + 20 * 30.0
     works = Seen(dict.fromkeys([SIMULATOR, *sites], 0), sites[:19])
-    assert calls.lost(works, 0) is None
-    assert calls.lost(works, last - 1) is None
-    assert calls.lost(works, last) == Lost("s19", "did not fetch a task")
-    assert StartupMonitor([]).lost(Seen({SIMULATOR: 0}), 0) is None
+    assert calls.find_lost(works, 0) is None
+    assert calls.find_lost(works, last - 1) is None
+    assert calls.find_lost(works, last) == Lost("s19", "did not fetch a task")
+    assert StartupMonitor([]).find_lost(Seen({SIMULATOR: 0}), 0) is None
     calls = StartupMonitor([])  # they share processes
-    assert calls.lost(Seen({SIMULATOR: 0}), 0) is None
-    assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "did not start")
+    assert calls.find_lost(Seen({SIMULATOR: 0}), 0) is None
+    assert calls.find_lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "did not start")
 
 
 @pytest.mark.complete
@@ -140,7 +140,7 @@ def test_no_site_is_lost_that_works_at_every_other_look_or_has_answered(
     for now, (answered, rests, simulator_rests) in enumerate(course * 5):
         cpu = {SIMULATOR: 0.0 if simulator_rests else now, "a": 0.0 if rests else now, "b": now // 2}
         activities = {name: Activity({len(name)}, float(used)) for name, used in cpu.items()}
-        lost = calls.lost(Seen(still.note(activities), answered, answered), now)
+        lost = calls.find_lost(Seen(still.note(activities), answered, answered), now)
         assert lost is None or (lost.site == "a" and rests and "a" not in answered)
 
 

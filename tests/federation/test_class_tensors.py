@@ -437,7 +437,7 @@ def test_the_predictor_is_measured_selected_and_exported_and_training_goes_on_fr
     assert [1 - a for a in measured[0]] == pytest.approx(measured[1])
     best = measured[1].index(max(measured[1])) + 1 if selection == "server_metric" else 3
     assert minus.selected_round == best
-    served = minus.selected().head
+    served = minus.select_model().head
     exported, _ = load_model(minus.record.folder / "model")
     stored = read_model(minus.states.read_best(best), minus.plan, "")
     for name, tensor in stored.head.items():

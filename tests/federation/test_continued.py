@@ -54,7 +54,7 @@ def test_a_tightened_limit_does_not_hold_back_the_open_round(tiny: Any) -> None:
 
 
 def asked(site: Site, task: TaskData) -> str:
-    return site.releases.request(task, site._allowed(task))
+    return site.releases.request(task, site._allow(task))
 
 
 def test_more_rounds_are_no_other_question_about_the_same_model(tiny: Any) -> None:

@@ -38,8 +38,8 @@ def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
         monkeypatch.setattr(ModelSelection, name, once)
-    restored = ModelSelection.restored
-    monkeypatch.setattr(ModelSelection, "restored", lambda *args, **_: restored(*args))
+    restored = ModelSelection.restore
+    monkeypatch.setattr(ModelSelection, "restore", lambda *args, **_: restored(*args))
 
 
 def in_turn(tiny: Any, method: Any, steps: Sequence[Sequence[str]], **schedule: object) -> tuple[Server, Any]:
@@ -117,14 +117,14 @@ def load_spec_labels(server: Server) -> list[str]:
 def test_losses_over_other_classes_are_not_compared(
     method: Any, selection: str, comparable: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, found = ModelSelection.restored, []
+    before, found = ModelSelection.restore, []
 
     def restored(self: ModelSelection, *args: Any, **how: Any) -> ModelSelection:
         done = before(self, *args, **how)
         found.append(done.best is None or not done.best.unmeasured)
         return done
 
-    monkeypatch.setattr(ModelSelection, "restored", restored)
+    monkeypatch.setattr(ModelSelection, "restore", restored)
     steps = [*[("alpha", "beta")] * 3, tuple(CLASSES)]
     server, _ = in_turn(tiny, method, steps, selection=selection)
     assert found == [True, True, comparable]

@@ -39,7 +39,7 @@ def test_a_frozen_encoder_needs_weights(method: str, train: Any) -> None:
 
     with pytest.raises(ConfigError, match=r"cnn has no .* model\.weights"):
         plan(name="cnn")
-    random = plan(name="cnn", weights="random").located(Path("files"), ["model.weights"])
+    random = plan(name="cnn", weights="random").with_paths(Path("files"), ["model.weights"])
     assert random.model.weights == "random", "a word, not a file of the server"
     assert plan(name="efficientnet_lite0").model.weights == "package"
 

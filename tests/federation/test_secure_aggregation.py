@@ -533,7 +533,7 @@ def test_a_site_can_demand_it(tiny: Any) -> None:
 def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
-    train = SurgicalAggregation.weighted
+    train = SurgicalAggregation.weigh
     for factor, error, said in (
         (1e4, "UpdateTooLarge", "more than 100 times the model's"),
         (float("nan"), "MaskingRefused", "not finite"),
@@ -543,7 +543,7 @@ def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.M
             update = train(*args)
             return replace(update, shared={n: t * factor for n, t in update.shared.items()})
 
-        monkeypatch.setattr(SurgicalAggregation, "weighted", far)
+        monkeypatch.setattr(SurgicalAggregation, "weigh", far)
         out = f"out-{factor}"
         with pytest.raises(FederationError, match=rf"masking \({error}\)"):
             run(federation, out)
@@ -568,7 +568,7 @@ def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
         if site == "delta":
             keys = replace(keys, rows=tuple(sorted(numbers.values())), signature="")
             part = sites[site].masks._part
-            signature = part._identity.sign(part.attempt.signed(site, keys)).hex()
+            signature = part._identity.sign(part.attempt.signed_bytes(site, keys)).hex()
             part.keys = replace(keys, signature=signature)
             return pack(Masking("keys", keys=part.keys))
         return answer
@@ -660,7 +660,7 @@ def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:
 def signed(liar: Site, keys: MaskKeys) -> Masking:
     part = liar.masks._part
     assert part
-    signature = part._identity.sign(part.attempt.signed(liar.name, replace(keys, signature=""))).hex()
+    signature = part._identity.sign(part.attempt.signed_bytes(liar.name, replace(keys, signature=""))).hex()
     part.keys = replace(keys, signature=signature)
     return Masking("keys", keys=part.keys)
 

@@ -374,7 +374,7 @@ def _continue(home: Path) -> None:
         assert server.state.standings.of("alpha") >= 0
         server._commit(server.round + 1, server.model, server.state)
         if server.state.standings.best:
-            server.selected()
+            server.select_model()
 
 
 def _resume(home: Path) -> None:

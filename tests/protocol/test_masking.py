@@ -65,7 +65,7 @@ class Federation:
             self.parts[site].receive({by: of[site] for by, of in self.sealed.items() if by != site})
 
     def mask(self, *sites: str) -> dict[str, Masked]:
-        return {site: self.parts[site].masked(self.update(site), self.received[site]) for site in sites}
+        return {site: self.parts[site].mask(self.update(site), self.received[site]) for site in sites}
 
     def reveal(self, survivors: Collection[str], askers: Collection[str] | None = None) -> dict[str, Masking]:
         signed = {site: self.parts[site].sign(sorted(survivors)) for site in askers or survivors}
@@ -135,7 +135,7 @@ def test_a_masked_update_is_uniform() -> None:
     federation = Federation()
     federation.share()
     zeros = Masked(np.zeros(2**15, np.uint64), {0: np.zeros(2**15, np.uint64), 1: np.zeros(8, np.uint64)})
-    hidden = federation.parts["a"].masked(zeros, federation.received["a"])
+    hidden = federation.parts["a"].mask(zeros, federation.received["a"])
     for values in (hidden.shared, hidden.rows[0]):
         for byte in range(8):
             counts = np.bincount((values >> np.uint64(8 * byte)).astype(np.uint8), minlength=256)
@@ -244,9 +244,9 @@ def test_it_gets_one_update_in_an_attempt() -> None:
     other = federation.update("a")
     other.shared[0] += np.uint64(1)
     with pytest.raises(MaskingRefused, match="another update"):
-        federation.parts["a"].masked(other, federation.received["a"])
+        federation.parts["a"].mask(other, federation.received["a"])
     with pytest.raises(MaskingRefused, match="another update"):
-        federation.parts["a"].masked(federation.update("a"), Received(b"other", {0: b"row", 1: b"row"}))
+        federation.parts["a"].mask(federation.update("a"), Received(b"other", {0: b"row", 1: b"row"}))
 
 
 def test_keys_of_an_older_attempt_are_of_no_use() -> None:
@@ -470,7 +470,7 @@ def test_a_key_of_low_order_is_refused() -> None:
     weak = replace(part.keys, mask="00" * 32, cipher="00" * 32, signature="")
     signature = Identity()
     weak = replace(weak, certificate=signature.certificate)
-    weak = replace(weak, signature=signature.sign(ATTEMPT.signed("b", weak)).hex())
+    weak = replace(weak, signature=signature.sign(ATTEMPT.signed_bytes("b", weak)).hex())
     with pytest.raises(MaskingRefused, match="key of b cannot be used"):
         federation.parts["a"].shares(federation.roster | {"b": weak})
 
@@ -480,7 +480,7 @@ def test_a_copied_key_takes_no_mask_off(monkeypatch: pytest.MonkeyPatch) -> None
     federation, keys, add = Federation({0: SITES}), [], masking._add
     copied = replace(federation.roster["d"], mask=federation.roster["b"].mask)
     copied = replace(
-        copied, signature=federation.parts["d"]._identity.sign(ATTEMPT.signed("d", copied)).hex()
+        copied, signature=federation.parts["d"]._identity.sign(ATTEMPT.signed_bytes("d", copied)).hex()
     )
     federation.parts["d"].keys = federation.roster["d"] = copied
     federation.share()
@@ -503,7 +503,7 @@ def test_a_sealed_message_has_two_shares() -> None:
         commitments = masking._commit(text[:66]) + masking._commit(text[66:])
         cipher, bound = part._channel("a", "b"), part._digest + commitments
         sealed["b"]["a"] = (commitments + bytes(12) + cipher.encrypt(bytes(12), text, bound)).hex()
-        assert federation.parts["a"]._opened("b", sealed["b"]["a"]) is None
+        assert federation.parts["a"]._open("b", sealed["b"]["a"]) is None
 
 
 @pytest.mark.parametrize(

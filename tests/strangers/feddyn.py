@@ -44,7 +44,7 @@ class FedDyn(LocalAveraging):
 
         fitted = fit(site, self.objective_at(site), round_, before_step=regularised)
         new = {k: g - self.alpha * (theta[k].detach() - start[k]) for k, g in gradient.items()}
-        update = self.weighted(site, received, round_, fitted)
+        update = self.weigh(site, received, round_, fitted)
         return update, fitted.optimiser_state | add_prefix("gradient", new)
 
     def aggregate(self, previous, updates, ctx):

@@ -54,7 +54,7 @@ class Scaffold(LocalAveraging):
         fitted = fit(site, self.objective_at(site), round_, before_step=corrected)
         new = {name: own[name] - c[name] + (x[name] - y[name].detach().cpu()) / sum(steps) for name in c}
         change = add_prefix("change", {name: new[name] - own[name] for name in c})
-        update = self.weighted(site, received, round_, fitted)
+        update = self.weigh(site, received, round_, fitted)
         return replace(update, channels=change), fitted.optimiser_state | add_prefix("own_control", new)
 
     def aggregate(self, previous, updates, ctx):

@@ -209,7 +209,7 @@ class FedNova(LocalAveraging):
         return replace(super().egress(layout), scalars={"steps": (1.0, 1e6)})
 
     def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
-        update = super().weighted(site, received, round_, fitted)
+        update = super().weigh(site, received, round_, fitted)
         return replace(update, scalars={"steps": float(fitted.steps)})
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

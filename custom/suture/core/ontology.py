@@ -570,7 +570,7 @@ class Atlas(Section):
         stated = [*shipped.items(), *self.parents.items()]
         pairs = [(child, parent) for child, above in stated for parent in above]
         parents: dict[str, tuple[str, ...]] = {}
-        for child, parent in (*pairs, *self.decided("child")):
+        for child, parent in (*pairs, *self.list_decisions("child")):
             name = self.name(child)
             parents[name] = tuple(dict.fromkeys((*parents.get(name, ()), self.name(parent))))
         whole = [(parent, group) for parent, group in groups("exhaustive") if self._has(group)]
@@ -588,7 +588,7 @@ class Atlas(Section):
         """Whether the areas have the classes of a shipped group."""
         return all(ENTRIES[name].area in self.areas for name in group)
 
-    def decided(self, relation: Relation) -> list[tuple[str, str]]:
+    def list_decisions(self, relation: Relation) -> list[tuple[str, str]]:
         """Return the pairs of canonical names, `name` and `of`, about which this is the last decision."""
         last: dict[frozenset[str], tuple[Relation, tuple[str, str]]] = {}
         for one in self.decisions:
@@ -598,7 +598,7 @@ class Atlas(Section):
 
     def name(self, spelling: str) -> str:
         """Return the name of a class by the decisions; the canonical one where there is none."""
-        same, name = dict(self.decided("same")), canonical(spelling)
+        same, name = dict(self.list_decisions("same")), canonical(spelling)
         for _ in same:  # A is B and B is C: A is C
             name = same.get(name, name)
         return name

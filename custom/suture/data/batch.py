@@ -136,7 +136,7 @@ class Batch:
         """The same batch on another device; the host does not wait for a GPU to have it."""
         return self._each(partial(moved, device=device))
 
-    def pinned(self) -> Batch:
+    def pin(self) -> Batch:
         """The same batch in memory from which a GPU copies while the host goes on; needs CUDA."""
         return self._each(Tensor.pin_memory)
 

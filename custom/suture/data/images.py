@@ -241,7 +241,7 @@ class ImageSource:
 
     def missing(self, name: str) -> DataError | None:
         """Return the error for an image that does not exist or is ambiguous; None for one that exists."""
-        found = self._found(name)
+        found = self._find(name)
         if not found:
             for archive in self.archives:
                 if why := self.left_out.get((archive, name)):
@@ -287,7 +287,7 @@ class ImageSource:
         """
         if self.archives:  # and not what they hold, for which one that is gzipped would be unpacked
             return [_stat(path) for path in (*self.archives, *(one.file for _, one in self._beside))]
-        locations = (self._found(name) for name in names)
+        locations = (self._find(name) for name in names)
         return [_stat(found[0].file) if len(found) == 1 else ("", -1, 0) for found in locations]
 
     @cached_property
@@ -343,7 +343,7 @@ class ImageSource:
                 else:
                     self._links.append(here / name)
 
-    def _found(self, name: str) -> list[_Location]:
+    def _find(self, name: str) -> list[_Location]:
         paths, bases = self._index
         return paths.get(name.removeprefix("./")) or bases.get(name) or []
 
@@ -351,7 +351,7 @@ class ImageSource:
         error = self.missing(name)
         if error:
             raise error
-        return self._found(name)[0]
+        return self._find(name)[0]
 
 
 def present(table: Table, source: ImageSource) -> tuple[Table, int]:

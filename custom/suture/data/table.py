@@ -73,7 +73,7 @@ class Cells:
         """Whether a text in a list of findings says that the image was not judged, such as ``?``."""
         return name != "" and self._meanings.get(name.casefold()) == "unknown"
 
-    def said(self, cells: Iterable[str]) -> list[str]:
+    def describe(self, cells: Iterable[str]) -> list[str]:
         """Say which words had a meaning that the site did not give itself, and how often."""
         found = Counter(cells)
         return [

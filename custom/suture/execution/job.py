@@ -198,10 +198,10 @@ def _with_atlas(job: Job, study: Path) -> Job:
         job = dataclasses.replace(job, parents=dict(atlas.relations().parents))
     if not atlas.decisions:
         return job
-    same = {name: atlas.name(name) for name, _ in atlas.decided("same")}
+    same = {name: atlas.name(name) for name, _ in atlas.list_decisions("same")}
     accepted: bool | tuple[str, ...] = job.accept_labels
     if accepted is not True:
-        accepted = (*(accepted or ()), *(name for name, _ in atlas.decided("different"))) or False
+        accepted = (*(accepted or ()), *(name for name, _ in atlas.list_decisions("different"))) or False
     return dataclasses.replace(job, label_map=same | job.label_map, accept_labels=accepted)
 
 
@@ -238,7 +238,7 @@ def beside(job: Job, folder: Path) -> Job:
 
     A job without a simulation has the sites of its folder, if there are any.
     """
-    if job.simulation is None and StudySites(str(folder)).found():
+    if job.simulation is None and StudySites(str(folder)).find_sites():
         job = dataclasses.replace(job, simulation=StudySites())
     return job_in_folder(job, folder)
 

@@ -141,11 +141,11 @@ class Progress:
             self.sites |= {event["site"]: ""} if event["site"] in self.sites else {}
             line = f"{event['site']} is back"
         elif kind == "validated":
-            line = self._validated(event)
+            line = self._describe_validation(event)
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
-            self.left = self._left()
+            self.left = self._time_left()
             line = f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self.left}"
         elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
@@ -171,7 +171,7 @@ class Progress:
         refused = (f"\n{site} does not take part: {reason}" for site, reason in event["refused"].items())
         return line + "".join(refused)
 
-    def _validated(self, event: dict[str, Any]) -> str | None:
+    def _describe_validation(self, event: dict[str, Any]) -> str | None:
         """Return the figures of a round's model, which the sites measure when they get it for the next."""
         found = [
             f"{name} {float(event[key]):.{digits}f}{_steps(event.get(f'{key}_step'))}"
@@ -185,7 +185,7 @@ class Progress:
         self.figures = f"round {int(event['round'])}: {', '.join(found)}{by}"
         return self.figures
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         if not self._done_rounds or self.round >= self.rounds:
             return ""
         each = (self._now - self._since) / self._done_rounds

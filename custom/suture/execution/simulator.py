@@ -239,7 +239,7 @@ class StartupMonitor:
         self._begun = False
         self._absent: dict[str, float] = {}
 
-    def lost(self, seen: Seen, now: float) -> Lost | None:
+    def find_lost(self, seen: Seen, now: float) -> Lost | None:
         """Return what is lost.
 
         Args:
@@ -277,7 +277,7 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
         if any(event["event"] == "begin" for event in events):
             return None
         seen = Seen(still.note(look(process.pid)), _those(events, "fetched"), _those(events, "answer"))
-        if lost := calls.lost(seen, time.monotonic()):
+        if lost := calls.find_lost(seen, time.monotonic()):
             return lost
         time.sleep(_WATCH_LOOK)
     return None

@@ -75,7 +75,7 @@ class StudySites:
         Raises:
             ConfigError: as `prepare`.
         """
-        root, here = self._root(), self.found()
+        root, here = self._root(), self.find_sites()
         if not here:
             if not root.exists():
                 raise ConfigError(f"{root} does not exist; name the folder of a study")
@@ -90,7 +90,7 @@ class StudySites:
         check_names(names)
         return {name: load_site_config(root / name / CONFIG) for name in names}
 
-    def found(self) -> list[str]:
+    def find_sites(self) -> list[str]:
         """Return the names of the folders with a suture.toml, but for the server's."""
         folders = (path.parent.name for path in self._root().glob(f"*/{CONFIG}"))
         return sorted(name for name in folders if name != SERVER)

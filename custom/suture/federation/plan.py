@@ -216,7 +216,7 @@ class Plan:
                 raise
             raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
 
-    def located(self, folder: Path, keys: Collection[str]) -> Plan:
+    def with_paths(self, folder: Path, keys: Collection[str]) -> Plan:
         """Return the plan with what it names by `keys` as files of a party's own folder.
 
         Args:

@@ -232,7 +232,7 @@ class FederationController(Controller):
         try:
             on_heartbeat(self.communicator, server.collector.attendance.heard)
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
-            with abortable(transport.aborted):
+            with abortable(transport.is_aborted):
                 federate(server, transport)
         except Exception as error:  # noqa: BLE001 - without a record, it would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
@@ -369,9 +369,9 @@ class FlareTransport:
             Aborted: the job was aborted, or its server has died.
         """
         with written_once([packed.tensors for packed in payloads.values()], LARGE):
-            return self._exchanged(task, payloads, receive)
+            return self._exchange(task, payloads, receive)
 
-    def _exchanged(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
+    def _exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         deadline = time.monotonic() + self._timeout
         answers = self._answers = _Answers(payloads, receive)
         tasks = self._tasks = {site: self._task(task, packed, answers) for site, packed in payloads.items()}
@@ -383,7 +383,7 @@ class FlareTransport:
         while answers.waiting() and self._controller.get_num_standing_tasks():
             if receive.enough(answers.waiting()):
                 break
-            if self.aborted():
+            if self.is_aborted():
                 raise Aborted("the job was aborted" if self._abort.triggered else "the server has died")
             receive.waits(answers.waiting())
             answers.wait(_LOOK)
@@ -397,7 +397,7 @@ class FlareTransport:
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
-        return {site: reason or receive.lost(site) or why for site, reason in missing.items()}
+        return {site: reason or receive.note_loss(site) or why for site, reason in missing.items()}
 
     def refuse(self, site: str, why: str) -> None:
         """End the open task of a site whose answer cannot be used; see `JobGuard`."""
@@ -419,7 +419,7 @@ class FlareTransport:
             result_received_cb=answers.take,
         )
 
-    def aborted(self) -> bool:
+    def is_aborted(self) -> bool:
         """Whether the job was aborted, or its server has died."""
         return self._abort.triggered or asked_to_stop(self._fl_ctx.get_engine())
 
@@ -447,7 +447,7 @@ class _Answers:
 
     def note_fetch(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Note that a site fetches its task, as FLARE's callback."""
-        self._receive.fetched(client_task.client.name)
+        self._receive.note_fetch(client_task.client.name)
 
     def take(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take the result of a task, as FLARE's callback."""

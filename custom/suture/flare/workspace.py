@@ -233,7 +233,7 @@ def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:
 
     In a simulation (`SUTURE_SITES`) all parties are the person's who names a file: it may be any.
     """
-    return plan if is_simulated() else plan.located(folder, keys)
+    return plan if is_simulated() else plan.with_paths(folder, keys)
 
 
 def is_simulated() -> bool:

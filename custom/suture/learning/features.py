@@ -77,7 +77,7 @@ class FeatureStore:
         if self._train is None or "image" not in self._train.inputs:
             return self.samples["train"].inputs[FEATURES][here].to(rows.device)
         if augmentation not in self._views:
-            self._views[augmentation] = self._viewed(model, self._train, augmentation)
+            self._views[augmentation] = self._view(model, self._train, augmentation)
         drawn = torch.randint(count, (len(here),), generator=noise)
         return self._views[augmentation][here, drawn].to(rows.device)
 
@@ -85,12 +85,12 @@ class FeatureStore:
         """Return samples as they are read without augmentation."""
 
         def features(rows: Tensor) -> Tensor:
-            return self._encoded(model, part, rows)
+            return self._encode(model, part, rows)
 
         found = self._entry(model, split, (len(part), model.encoding), features, "as it is")
         return dataclasses.replace(part, inputs={FEATURES: found, ROW: torch.arange(len(part))})
 
-    def _viewed(self, model: Classifier, train: Samples, augmentation: Augmentation) -> Tensor:
+    def _view(self, model: Classifier, train: Samples, augmentation: Augmentation) -> Tensor:
         """Return the features of all views of the training images, ``[n, views, d]``."""
         count, names = self._spec.views, [digest.tobytes().hex() for digest in self._of["train"]]
 
@@ -98,14 +98,14 @@ class FeatureStore:
             views = []
             for number in range(count):
                 noise = [generator_for(0, "view", number, names[row]) for row in rows]
-                views.append(self._encoded(model, train, rows, augmentation, noise).cpu())
+                views.append(self._encode(model, train, rows, augmentation, noise).cpu())
             return torch.stack(views, dim=1)
 
         how = {**dataclasses.asdict(augmentation), "views": count}
         return self._entry(model, "train", (len(train), count, model.encoding), features, how)
 
     @torch.no_grad()
-    def _encoded(
+    def _encode(
         self,
         model: Classifier,
         part: Samples,

@@ -734,7 +734,7 @@ def training_batches(
     if rows:
         read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
     if site.device.type != "cpu":
-        read = map(Batch.pinned, read)
+        read = map(Batch.pin, read)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
     for batch in prefetch(read, 0 if shuffle is noise else site.prefetch):
         yield seen(ready_inputs(site, batch), noise)

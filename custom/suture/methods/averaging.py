@@ -196,9 +196,9 @@ class LocalAveraging(Method):
         self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         fitted = fit(site, self.objective_at(site), round_)
-        return self.weighted(site, received, round_, fitted), fitted.optimiser_state
+        return self.weigh(site, received, round_, fitted), fitted.optimiser_state
 
-    def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
+    def weigh(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
         """The update of a trained model, with the weights of the site and of its rows."""
         update = train_update(site, received, round_, fitted)
         weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)

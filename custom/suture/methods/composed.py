@@ -448,7 +448,7 @@ class Composed(LocalAveraging):
         reinit_head(site, round_)  # before the terms look at the model that the round begins with
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
-        update = self.weighted(site, received, round_, fitted)
+        update = self.weigh(site, received, round_, fitted)
         declared = self.egress(self.sharing.layout(site.model)).forms("site")
         kept = {
             name: tensor.detach().cpu().clone()

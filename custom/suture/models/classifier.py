@@ -264,7 +264,7 @@ class Preprocessing:
         mean, std = by_channel(self.mean, x.device), by_channel(self.std, x.device)
         return (x - mean).div_(std)
 
-    def undone(self, image: Tensor) -> Tensor:
+    def undo(self, image: Tensor) -> Tensor:
         """Convert normalised images back to values in [0, 1]."""
         return image * by_channel(self.std, image.device) + by_channel(self.mean, image.device)
 

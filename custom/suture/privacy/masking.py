@@ -227,7 +227,7 @@ class Attempt:
         """Return the digest of all keys of the attempt."""
         return hashlib.sha256(self.text("roster", {s: asdict(k) for s, k in roster.items()})).digest()
 
-    def signed(self, site: str, keys: MaskKeys) -> bytes:
+    def signed_bytes(self, site: str, keys: MaskKeys) -> bytes:
         """Return what a site signs of its keys."""
         return self.text("keys", [site, asdict(replace(keys, signature=""))])
 
@@ -245,7 +245,7 @@ class Attempt:
         for site, keys in roster.items():
             try:
                 signature = bytes.fromhex(keys.signature)
-                key = identity.check(site, keys.certificate, signature, self.signed(site, keys))
+                key = identity.check(site, keys.certificate, signature, self.signed_bytes(site, keys))
                 for public in (keys.cipher, keys.mask):
                     _agree(probe, public, site)
             except MaskingRefused as error:
@@ -324,7 +324,7 @@ class Participant:
         states = tuple(self.learned), tuple(self.learned.values())
         said = tuple(sorted(rows)), identity.certificate, tuple(among), *states
         keys = MaskKeys(public[0], public[1], seed, *said)
-        self.keys = replace(keys, signature=identity.sign(attempt.signed(site, keys)).hex())
+        self.keys = replace(keys, signature=identity.sign(attempt.signed_bytes(site, keys)).hex())
         self._roster: Roster = {}
         self.present: list[str] = []
         self._shares: dict[str, tuple[bytes, bytes]] = {}  # of the keys and the seeds of sites
@@ -379,7 +379,7 @@ class Participant:
         channel, bound = self._channel(peer, self.site), self._digest + commitments
         return (commitments + nonce + channel.encrypt(nonce, b"".join(shares), bound)).hex()
 
-    def _opened(self, peer: str, message: str) -> tuple[bytes, bytes] | None:
+    def _open(self, peer: str, message: str) -> tuple[bytes, bytes] | None:
         """Return the shares that a peer has sealed; None where they are not what it has committed to."""
         data = bytes.fromhex(message)
         commitments, nonce, text = data[:_COMMITTED], data[_COMMITTED:][:_NONCE], data[_COMMITTED + _NONCE :]
@@ -406,7 +406,7 @@ class Participant:
             raise MaskingRefused("the server has sent shares of other sites in one attempt")
         self._enough(len(present), "sites with shares")
         if not self.present:
-            opened = {peer: self._opened(peer, message) for peer, message in sealed.items()}
+            opened = {peer: self._open(peer, message) for peer, message in sealed.items()}
             self._shares |= {peer: shares for peer, shares in opened.items() if shares}
             self.present = present
 
@@ -430,7 +430,7 @@ class Participant:
         """The sites of whose secrets it holds no share."""
         return tuple(site for site in self.present if site not in self._shares)
 
-    def masked(self, update: Masked, received: Received) -> Masked:
+    def mask(self, update: Masked, received: Received) -> Masked:
         """Return an update with its masks.
 
         Raises:

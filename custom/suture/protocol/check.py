@@ -174,7 +174,7 @@ def _check_scores(scores: Scores, allowed: AllowedReply) -> None:
 
 def _check_update(update: Update, allowed: AllowedReply) -> None:
     # Masked numbers fill the whole ring: of them only names, shapes and types can be checked.
-    egress = allowed.egress.masked if allowed.task.mask else allowed.egress
+    egress = allowed.egress.with_masks if allowed.task.mask else allowed.egress
     if update.round != allowed.task.round:
         raise RejectedUpdate(f"round {update.round} instead of {allowed.task.round}")
     if update.state > allowed.task.committed:

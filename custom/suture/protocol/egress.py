@@ -245,7 +245,7 @@ class Egress:
     transport: Transport = "float32"
 
     @property
-    def masked(self) -> Egress:
+    def with_masks(self) -> Egress:
         """The same for masked updates, whose tensors are integers modulo 2^64."""
         shared = {name: (shape, "torch.int64") for name, (shape, _) in self.shared.items()}
         head = {name: (row, "torch.int64") for name, (row, _) in self.head.items()}

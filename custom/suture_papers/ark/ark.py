@@ -101,7 +101,7 @@ class Ark(LocalAveraging):
         load_tensors(teacher, self.predictor({**received.shared, **received.head}, received.channels))
         load_tensors(site.model, own_rows(received.head, strip_prefix(ROWS, round_.kept)))
         fitted = fit(site, lambda model, batch: self.objective(model, batch, teacher), round_)
-        update = self.weighted(site, received, round_, fitted)
+        update = self.weigh(site, received, round_, fitted)
         return update, fitted.optimiser_state | add_prefix(ROWS, update.head)
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

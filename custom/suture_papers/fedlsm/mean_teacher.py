@@ -376,15 +376,15 @@ class MeanTeacher:
         On a CPU it makes the views as well, on a GPU that is the work of the GPU; one of the two draws from
         `noise`. What is drawn does not depend on `prefetch`.
         """
-        site, see = self._site, partial(self._seen, noise)
-        read = map(self._read, self._drawn(shuffle))
+        site, see = self._site, partial(self._see, noise)
+        read = map(self._read, self._draw(shuffle))
         if site.device.type == "cpu":
             seen = prefetch(map(see, read), min(site.prefetch, 1))  # views are large, and made in no time
         else:
             seen = map(see, prefetch(read, site.prefetch))
         return map(self._taught, seen)
 
-    def _drawn(self, shuffle: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def _draw(self, shuffle: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows of each batch, and those of its mixtures: of D^l, then as many of D^h."""
         mixed = self._mixed
         pool = torch.cat([self._certain, self._usual])
@@ -418,9 +418,9 @@ class MeanTeacher:
     def _read(self, drawn: tuple[Tensor, Tensor]) -> tuple[Tensor, Batch]:
         """The rows without those of mixtures, and the images of all of them."""
         batch = self._site.samples["train"].batch(torch.cat(drawn))
-        return drawn[0], batch if self._site.device.type == "cpu" else batch.pinned()
+        return drawn[0], batch if self._site.device.type == "cpu" else batch.pin()
 
-    def _seen(self, noise: torch.Generator, read: tuple[Tensor, Batch]) -> Views:
+    def _see(self, noise: torch.Generator, read: tuple[Tensor, Batch]) -> Views:
         """What teacher and student see of them; both before the teacher, whose pass fills the cache."""
         rows, batch = read
         ready, n = ready_inputs(self._site, batch), len(rows)

@@ -209,7 +209,7 @@ class Divergence:
         self._site, self._method, self._task = site, method, site.model.labels.label_type
         self._prior = _prior_of(site)
         train = site.samples["train"]
-        self._train = replace(train, inputs={**train.inputs, _PRIOR: self._remembered(train)})
+        self._train = replace(train, inputs={**train.inputs, _PRIOR: self._remember(train)})
         self.images = torch.nan_to_num(train.y).sum(dim=0).double()
         self._counts = self.images.to(site.device)
         self._sums = torch.zeros_like(self._counts)
@@ -240,7 +240,7 @@ class Divergence:
             if plain:
                 yield batch
             else:
-                images = site.prepare.undone(batch.inputs["image"])
+                images = site.prepare.undo(batch.inputs["image"])
                 seen = self._prior.features(images, site.model.amp_dtype)
                 yield replace(batch, inputs={**batch.inputs, _PRIOR: seen})
 
@@ -250,12 +250,12 @@ class Divergence:
         y = model.projector(z)
         each = distance(y, batch.inputs[_PRIOR])
         self._sums += by_class(each.detach(), batch.y)
-        loss = self._supervised(model.head(z), batch) + self._method.distillation * each.mean()
+        loss = self._supervise(model.head(z), batch) + self._method.distillation * each.mean()
         if model.second_head is not None:
-            loss = loss + self._supervised(model.second_head(y), batch)
+            loss = loss + self._supervise(model.second_head(y), batch)
         return loss
 
-    def _supervised(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _supervise(self, logits: Tensor, batch: Batch) -> Tensor:
         """L_sup."""
         if self._task == "multilabel":
             return masked_loss(logits, batch.y, batch.known, self._task)
@@ -264,7 +264,7 @@ class Divergence:
     def _means(self, sums: Tensor) -> Tensor:
         return torch.where(self.images > 0, sums.cpu() / self.images.clamp(min=1), 0.0)
 
-    def _remembered(self, train: Samples) -> Tensor:
+    def _remember(self, train: Samples) -> Tensor:
         """The prior's features of the images as they are; in memory, once the site's cache has given them."""
         site = self._site
         if _PRIOR not in site.cache:

@@ -140,7 +140,7 @@ class Encoder(nn.Module):
         """Map ``[n, channels, h, w]`` to ``[n, projection]`` of length 1."""
         return F.normalize(self.projector(self.backbone(x)), dim=1)
 
-    def grouped(self, x: Tensor) -> Tensor:
+    def group(self, x: Tensor) -> Tensor:
         """Apply `forward` to groups of about `GROUP` images, so that batch norm uses their statistics."""
         return torch.cat([self(part) for part in x.tensor_split(max(1, len(x) // GROUP))])
 
@@ -202,7 +202,7 @@ class Trainer:
         self.key = copy.deepcopy(self.query).requires_grad_(False)
         self.lr = spec.lr * spec.batch_size / 256
         self.optimiser = SGD(self.query.parameters(), self.lr, momentum=0.9, weight_decay=WEIGHT_DECAY)
-        self.queue = self._filled()
+        self.queue = self._fill()
 
     def batches(self) -> list[Tensor]:
         """Return the rows of each step of an epoch; a single last row is added to the step before it."""
@@ -224,9 +224,9 @@ class Trainer:
         """
         x, order = self.views(rows), torch.randperm(len(rows), generator=self.order)
         mixed = order.to(self.device, non_blocking=True)
-        return self.key.grouped(x[mixed])[mixed.argsort()]
+        return self.key.group(x[mixed])[mixed.argsort()]
 
-    def _filled(self) -> Queue:
+    def _fill(self) -> Queue:
         """Return a queue of real keys: random ones are easy negatives, and the loss would rise at first."""
         length = min(self.spec.queue, len(self.images))
         rows = torch.cat(self.batches())[:length]
@@ -250,7 +250,7 @@ class Trainer:
 
     def step(self, rows: Tensor) -> Tensor:
         """Update both encoders once and return the loss before the update, a scalar on the device."""
-        queries, own = self.query.grouped(self.views(rows)), rows.to(self.device, non_blocking=True)
+        queries, own = self.query.group(self.views(rows)), rows.to(self.device, non_blocking=True)
         follow(self.key, self.query, self.spec.momentum)
         keys = self.keys(rows)
         loss = info_nce(queries, keys, self.queue, own, self.spec.temperature)

@@ -90,7 +90,7 @@ class SingleTargetSites:
             tuple(map(canonical, n)) for n in (self.order, self.training, self.targets)
         )
         _check(order, training, targets)
-        tables = build_disease_tables(load_table(self._pooled()), order, self.seed, self.cap, self.first)
+        tables = build_disease_tables(load_table(self._pool()), order, self.seed, self.cap, self.first)
         for name in targets:
             own = folder / TARGETS / slug(name)
             data = _write(own, tables[name], name, ("train",) * len(tables[name]))
@@ -106,7 +106,7 @@ class SingleTargetSites:
         shares = (1 - self.test, 0.0, self.test)
         return by_patient(table.patients, table.y, shares, seed_for(self.seed, "site's test", name))
 
-    def _pooled(self) -> DataConfig:
+    def _pool(self) -> DataConfig:
         name, title = _FOLDERS[self.corpus]
         root = data_folder(self.root, name, title)
         tables = sorted(root.glob(_TABLES[self.corpus]))

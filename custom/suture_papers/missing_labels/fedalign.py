@@ -168,7 +168,7 @@ class FedAlign(LocalAveraging):
             batches=partial(_twice, labelled, round_.local),
         )
         update = replace(
-            self.weighted(site, received, round_, fitted),
+            self.weigh(site, received, round_, fitted),
             channels={F1: f1, MEASURED: measured},
         )
         return update, fitted.optimiser_state

@@ -186,7 +186,7 @@ class FedMLP(Composed):
         if tags is None:
             tags = torch.zeros(site.samples["train"].y.shape, dtype=torch.int8)
         if second:
-            tags = self._tagged(site, received.channels[PROTOTYPES], tags)
+            tags = self._tag(site, received.channels[PROTOTYPES], tags)
         held = self.consistency or not second
         teacher = frozen_copy(site.model) if held else None
         loss = self.supervised.of(site, received, round_)
@@ -200,12 +200,12 @@ class FedMLP(Composed):
         )
         due = second or (round_.phase == STAGE_1 and round_.phase_round == round_.phase_rounds)
         update = replace(
-            self.weighted(site, received, round_, fitted),
+            self.weigh(site, received, round_, fitted),
             channels=measure(site) if due else nothing(site),
         )
         return update, fitted.optimiser_state | (remember(site, tags=tags) if second else {})
 
-    def _tagged(self, site: SiteContext, prototypes: Tensor, tags: Tensor) -> Tensor:
+    def _tag(self, site: SiteContext, prototypes: Tensor, tags: Tensor) -> Tensor:
         """The tags ``[n, c]`` with those of a new round, under the received model."""
         train = site.samples["train"]
         sent = prototypes.ne(0).any(dim=2).all(dim=1)  # a class without both prototypes is like no image

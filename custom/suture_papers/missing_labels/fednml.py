@@ -142,17 +142,17 @@ class FedNML(Composed):
         counts = torch.where(before > 0, before, counts)  # 0 where there is none yet
         omega = self.soft_labels.omega(round_.phase_round - 1, round_.phase_rounds)
         if (round_.phase_round - 1) % self.soft_labels.every == 0:
-            y = self._refined(site, round_, labelled, y)
+            y = self._refine(site, round_, labelled, y)
             counts = omega * y.sum(dim=0) + (1 - omega) * counts
         teacher = frozen_copy(site.model)
         prior = (counts / max(len(y), 1)).to(site.device)
         learner = replace(site, samples={**site.samples, "train": replace(site.samples["train"], y=y)})
         fitted = fit(learner, objective(teacher, prior, omega), round_)
-        update = self.weighted(site, received, round_, fitted)
+        update = self.weigh(site, received, round_, fitted)
         kept = remember(site, soft=y, labelled=labelled) | {COUNTS: counts}
         return update, fitted.optimiser_state | kept
 
-    def _refined(self, site: SiteContext, round_: LocalRound, labelled: Tensor, y: Tensor) -> Tensor:
+    def _refine(self, site: SiteContext, round_: LocalRound, labelled: Tensor, y: Tensor) -> Tensor:
         """The soft labels ``[n, c]`` under the received model."""
         z = predict(site, site.samples["train"])
         seen = labelled if round_.phase_round == 1 else torch.ones_like(labelled)

@@ -107,4 +107,4 @@ class FPSL(Composed):
             return bilevel_loss(model, *halves(batch), loss, round_.local.lr)
 
         fitted = fit(site, objective, round_, batches=batches)
-        return self.weighted(site, received, round_, fitted), fitted.optimiser_state
+        return self.weigh(site, received, round_, fitted), fitted.optimiser_state

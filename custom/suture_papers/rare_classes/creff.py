@@ -161,7 +161,7 @@ class FederatedFeatures:
 
     per_class: Annotated[int, Field(ge=1, le=LIMIT)] = 100
 
-    def matched(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
+    def match(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         """The features after the steps toward the gradients of the sites.
 
         Args:
@@ -177,7 +177,7 @@ class FederatedFeatures:
             features = features - RATE * slope
         return features.detach()
 
-    def retrained(self, features: Tensor, rows: Tensor, order: torch.Generator) -> Tensor:
+    def retrain(self, features: Tensor, rows: Tensor, order: torch.Generator) -> Tensor:
         """A head of the classes that have features, trained from `rows`.
 
         Args:
@@ -327,12 +327,12 @@ class CReFF(Composed):
         features = previous.channels[FEATURES].clone()
         if len(sent):
             start = torch.stack([self._features(previous, c, ctx.seed) for c in sent.tolist()])
-            features[sent] = self.federated_features.matched(start, sent, used, target[sent]).float()
+            features[sent] = self.federated_features.match(start, sent, used, target[sent]).float()
         rows = join(merged.head)
         classes = features.flatten(1).any(dim=1).nonzero().flatten().tolist()
         classes.sort(key=previous.labels.__getitem__)  # batches are drawn from them in their order
         if classes:
-            rows[classes] = self._retrained(previous, features, classes, ctx)
+            rows[classes] = self._retrain(previous, features, classes, ctx)
         return replace(merged, channels={RETRAINED: rows, FEATURES: features})
 
     def _features(self, previous: GlobalModel, c: int, seed: int) -> Tensor:
@@ -343,7 +343,7 @@ class CReFF(Composed):
         generator = generator_for(seed, f"{FEATURES}/{previous.labels[c]}")
         return torch.randn(held.shape, generator=generator, dtype=torch.float64)
 
-    def _retrained(
+    def _retrain(
         self, previous: GlobalModel, features: Tensor, classes: list[int], ctx: RoundContext
     ) -> Tensor:
         """The rows of psi~ of classes that have features, ``[s, d + 1]``."""
@@ -351,7 +351,7 @@ class CReFF(Composed):
         fresh = head_rows(names, features.shape[2], seed_for(ctx.seed, RETRAINED, ctx.round))
         order = generator_for(ctx.seed, RETRAINED, ctx.round)
         having = features[classes].double()
-        return self.federated_features.retrained(having, join(fresh).double(), order).float()
+        return self.federated_features.retrain(having, join(fresh).double(), order).float()
 
 
 _WHY = (

@@ -87,12 +87,12 @@ class FlambySites(ReleasedSites):
         split = (
             self._official(pooled, centre, lists)
             if self.split == "official"
-            else self._divided(pooled, cross_strata(centre, classes(pooled.y)))
+            else self._divide(pooled, cross_strata(centre, classes(pooled.y)))
         )
         to = self.destination(folder, runs, method)
         return write_parts(to, replace(pooled, split=split), tuple(f"centre-{k}" for k in centre))
 
-    def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
+    def _divide(self, table: Table, strata: Codes) -> tuple[str, ...]:
         """The split of each row without official lists: by five folds, or 70/10/20 of each stratum."""
         if self.split != "folds":
             return divide(table, (0.7, 0.1, 0.2), self.seed, strata)

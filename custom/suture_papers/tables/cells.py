@@ -296,7 +296,7 @@ class Notes:
     def __init__(self) -> None:
         self._reasons: dict[str, int] = {}
 
-    def marked(self, text: str, reason: str) -> str:
+    def mark(self, text: str, reason: str) -> str:
         """Return the text of a cell with the number of its footnote, where there is a reason."""
         if not reason:
             return text
@@ -305,7 +305,7 @@ class Notes:
     def cells(self, estimate: Estimate) -> tuple[str, str]:
         """Return the texts of a mean and its p; where the mean is undefined, so is p, for the same reason."""
         against = estimate.against.why if estimate.against and not estimate.why else ""
-        return self.marked(estimate.text, estimate.why), self.marked(p_text(estimate), against)
+        return self.mark(estimate.text, estimate.why), self.mark(p_text(estimate), against)
 
     def lines(self) -> tuple[str, ...]:
         """Return the footnotes."""

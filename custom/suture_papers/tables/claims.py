@@ -46,7 +46,7 @@ class Study:
     preset: str
     column: str
 
-    def found(self) -> tuple[Table, Column]:
+    def find(self) -> tuple[Table, Column]:
         """Return both.
 
         Raises:
@@ -97,7 +97,7 @@ class Claims:
 
     def margin(self, claim: Claim) -> float:
         """Return the margin of a claim."""
-        return self.margins[claim.studies[0].found()[1].metric]
+        return self.margins[claim.studies[0].find()[1].metric]
 
 
 @plain(frozen=True)
@@ -131,7 +131,7 @@ def load_claims(path: Path) -> tuple[Claims, str]:
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
     found = parse(Claims, content, str(path))
     for name, claim in found.claims.items():
-        for table, column in (study.found() for study in claim.studies):
+        for table, column in (study.find() for study in claim.studies):
             for row in (claim.row, claim.over):
                 check_known(f"row of claim {name!r}", row, table.rows)
             check_known(f"metric in margins, for claim {name!r}", column.metric, found.margins)
@@ -147,7 +147,7 @@ def decide(claim: Claim, claims: Claims, runs: Path) -> tuple[Decision, bool]:
     measured: list[Mapping[Pair, float]] = []
     tested, earlier, of_classes = 0.0, False, False
     for study in claim.studies:
-        table, column = study.found()
+        table, column = study.find()
         outcome = collect(table, ResultStore(runs, study.table))
         measured.append(differences(outcome, claim.row, claim.over, column))
         of_classes |= table.pairs == "classes"
@@ -245,7 +245,7 @@ def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
     few = {0: "not run", 1: "a single run"}.get(found.pairs, f"{found.pairs} runs")
     interval = f" ({_with_sign(found.low)} to {_with_sign(found.high)})"
     undefined = math.isnan(found.low)
-    places = [(study.found()[0], study.table) for study in claim.studies]
+    places = [(study.find()[0], study.table) for study in claim.studies]
     pages = dict.fromkeys(stem_of(table, Path(name).stem) for table, name in places)
     cells = [
         f"{claim.says} ({claim.place})",

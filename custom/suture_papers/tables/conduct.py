@@ -110,7 +110,7 @@ def _check_data(table: Table, session: Session) -> None:
         ConfigError: the data root is not given, or something under it does not exist; names it, with the rows
             that read it.
     """
-    tuned, grids = choose(table, session.store), {row: table.tried(row) for row in table.rows}
+    tuned, grids = choose(table, session.store), {row: table.tried_grid(row) for row in table.rows}
     values = {(row, str(x)): grid.values[0] for row, x in table.cells if (grid := grids[row])} | tuned
     runs = [*tuning_runs(table), *final_runs(table, values)]
     used, root = [path for run in runs for path in run.paths()], session.data_root

@@ -66,10 +66,10 @@ def choose(table: Table, store: ResultStore) -> dict[Cell, Value]:
     for run in tuning_runs(table):
         result = read_result(store, run)
         if result is not None and result.validation is not None:
-            grid = table.tried(run.row)
+            grid = table.tried_grid(run.row)
             assert grid is not None
             done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[grid.key]))
-    grids = {row: table.tried(row) for row in table.rows}
+    grids = {row: table.tried_grid(row) for row in table.rows}
     tried_all = {
         cell: tried for cell, tried in done.items() if (g := grids[cell[0]]) and len(tried) == len(g.values)
     }

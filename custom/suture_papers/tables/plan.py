@@ -91,7 +91,7 @@ def read_registered(table: Table, store: ResultStore) -> dict[str, Any] | None:
 
 def _possible(table: Table) -> list[Run]:
     """Return every run that the study may need, whatever value a row will be tuned to."""
-    grids = {row: grid.values if (grid := table.tried(row)) else (None,) for row in table.rows}
+    grids = {row: grid.values if (grid := table.tried_grid(row)) else (None,) for row in table.rows}
     found = list(tuning_runs(table))
     for k in range(len(grids[table.spec.reference])):
         found += final_runs(table, {(row, str(x)): grids[row][k] for row, x in table.cells})

@@ -81,7 +81,7 @@ def final_runs(table: Table, tuned: Mapping[tuple[str, str], Value]) -> Iterator
     # Seed by seed, so that a table that is cut off still compares its rows.
     for seed in table.preset.seeds:
         for row, x in table.cells:
-            grid = table.tried(row)
+            grid = table.tried_grid(row)
             extra = {grid.key: tuned[row, str(x)]} if grid else {}
             yield _run(table, row, x, seed, extra)
 
@@ -90,7 +90,7 @@ def tuning_runs(table: Table) -> Iterator[Run]:
     """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
     if tune := table.preset.tune:
         for row, x in table.cells:
-            grid = table.tried(row) or tune
+            grid = table.tried_grid(row) or tune
             for value in grid.values:
                 yield _run(table, row, x, tune.seed, {grid.key: value})
 

@@ -357,7 +357,7 @@ class Table:
         """The rows that the preset does not skip."""
         return {key: row for key, row in self.spec.rows.items() if key not in self.preset.skip}
 
-    def tried(self, row: str) -> SearchGrid | None:
+    def tried_grid(self, row: str) -> SearchGrid | None:
         """The setting that a row tunes, and its values; None where nothing is tuned."""
         return (self.spec.rows[row].tune or self.preset.tune) if self.preset.tune else None
 

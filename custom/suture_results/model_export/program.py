@@ -60,10 +60,10 @@ class Program(nn.Module):
         """
         values = dict(zip(self.network.reads, inputs, strict=True))
         if "image" in values:
-            values["image"] = self._normalised(values["image"])
+            values["image"] = self._normalise(values["image"])
         return probabilities(self.network(values), self.label_type)
 
-    def _normalised(self, image: Tensor) -> Tensor:
+    def _normalise(self, image: Tensor) -> Tensor:
         """Do what `Preprocessing` does, with tensors that travel in the file."""
         x = (image.float() / 255.0).expand(-1, self.channels, -1, -1)
         return (x - self.mean) / self.std

@@ -55,7 +55,7 @@ class Rounds:
 
     def answer(self, take: Receiver, *sites: str) -> None:
         for site in sites:
-            take.fetched(site)
+            take.note_fetch(site)
             take(
                 site,
                 pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))),
@@ -102,7 +102,7 @@ def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: R
 def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None:
     rounds.c_is_gone()
     take = rounds.open()
-    take.fetched("c")
+    take.note_fetch("c")
     rounds.answer(take, "a", "b")
     assert not take.enough(["c"])
     assert rounds.events == [("gone", "c"), ("back", "c")]
@@ -128,7 +128,7 @@ def test_a_site_that_is_gone_is_waited_for_while_a_quorum_needs_it(rounds: Round
 
 def test_a_site_that_works_for_long_is_not_gone(rounds: Rounds) -> None:
     take = rounds.open()
-    take.fetched("c")
+    take.note_fetch("c")
     rounds.answer(take, "a", "b")
     rounds.now += 3600
     rounds.collector.close({})
@@ -150,7 +150,7 @@ def test_an_evaluation_does_not_wait_either(rounds: Rounds) -> None:
     rounds.c_is_gone()
     take = rounds.open(task="evaluate")
     for site in ("a", "b"):
-        take.fetched(site)
+        take.note_fetch(site)
         take(site, pack(Evaluation(Metrics(rounds.number, "validation", 4, None, {}))))
     assert take.enough(["c"])
 
@@ -161,7 +161,7 @@ def test_a_fetch_of_an_earlier_exchange_brings_no_site_back(rounds: Rounds) -> N
     rounds.now += PATIENCE
     rounds.collector.close({})
     rounds.open()
-    late.fetched("c")
+    late.note_fetch("c")
     assert rounds.events == [("gone", "c")]
 
 
@@ -174,10 +174,10 @@ def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
     rounds.answer(take, "a", "b")
     rounds.now += 0.9 * PATIENCE
     assert not take.enough(["c"])
-    take.fetched("c")
+    take.note_fetch("c")
     assert take.enough(["c"]) == (grace == 0)
     rounds.now += grace
-    take.fetched("c")
+    take.note_fetch("c")
     assert take.enough(["c"]), "a second fetch gains no time"
     rounds.answer(take, "c")
     rounds.collector.close({})
@@ -187,7 +187,7 @@ def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
 def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Rounds) -> None:
     for _ in range(2):
         take = rounds.open(grace=1.0)
-        take.fetched("c")
+        take.note_fetch("c")
         rounds.answer(take, "a", "b")
         rounds.now += 0.5
         assert not take.enough(["c"])
@@ -238,21 +238,21 @@ def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(round
     """The whole site is killed; the round stayed open until its timeout, without a word."""
     take, begun = rounds.open(), rounds.now
     for site in SITES:
-        take.fetched(site)
+        take.note_fetch(site)
     rounds.during(600, take, ["a", "b", "c"], "abc")
     lost = rounds.now
     rounds.answer(take, "a", "b")
     rounds.during(3600, take, ["c"], "ab")
     assert rounds.now == lost + SILENT + GRACE
     assert rounds.waited == [(["c"], WAIT, ["c"])], f"the sites trained from {begun} on, which is no news"
-    assert take.lost("c") == "lost: not heard from for 3 min"
-    assert not take.lost("b")
+    assert take.note_loss("c") == "lost: not heard from for 3 min"
+    assert not take.note_loss("b")
     rounds.collector.close({})
     assert rounds.events == [("gone", "c")]
     take = rounds.open()
     rounds.answer(take, "a", "b")
     assert take.enough(["c"]), "later rounds do not wait"
-    take.fetched("c")
+    take.note_fetch("c")
     assert rounds.events == [("gone", "c"), ("back", "c")]
 
 
@@ -261,7 +261,7 @@ def test_a_slow_site_one_without_heartbeats_and_one_that_is_needed_are_waited_fo
     heard: str, quorum: int, rounds: Rounds
 ) -> None:
     take, begun = rounds.open(quorum), rounds.now
-    take.fetched("c")
+    take.note_fetch("c")
     if quorum == 3:
         rounds.collector.attendance.heard("c")
     rounds.answer(take, "a", "b")

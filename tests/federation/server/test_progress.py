@@ -74,8 +74,8 @@ def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any)
     with pytest.raises(SutureError, match=f"{best.name} is corrupt.*delete the files of round 6 in"):
         states.read_best(6)
     for best_round, expected in ((Best(6, -0.5), Best(6, -0.5)), (None, None)):
-        assert ModelSelection(best_round, by="last").restored(states, 6, "last").best == expected
-    standings = ModelSelection(Best(1, -0.5), by="last").restored(states, 5, "last")
+        assert ModelSelection(best_round, by="last").restore(states, 6, "last").best == expected
+    standings = ModelSelection(Best(1, -0.5), by="last").restore(states, 5, "last")
     assert standings.best is not None
     assert standings.best.round == 5
     assert standings.after(Best(6, -9e9)).best == Best(6, -9e9), "any measured round is better"
@@ -83,7 +83,7 @@ def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any)
     states.path(6).unlink()
     again = federation.run()
     assert again.selected_round == 6
-    assert again.selected().labels
+    assert again.select_model().labels
 
 
 @pytest.mark.complete
@@ -163,11 +163,11 @@ def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_t
     states = Rounds(tmp_path)
     for number in (1, 2, 4):
         states.save(number, Packed({}, {}), committed=4)
-    standings = ModelSelection(by="last", best=Best(2, 0.0)).restored(states, 3, "last")
+    standings = ModelSelection(by="last", best=Best(2, 0.0)).restore(states, 3, "last")
     assert standings.best == Best(2, 0.0)
-    standings = standings.restored(states, 3, "site_loss")
+    standings = standings.restore(states, 3, "site_loss")
     assert standings.of("a") == 3
-    standings = standings.after_losses(Best(4, -0.5)).restored(states, 5, "site_loss")
+    standings = standings.after_losses(Best(4, -0.5)).restore(states, 5, "site_loss")
     assert standings.best == Best(4, -0.5)
     assert not standings.over(5, 2)
 

@@ -166,7 +166,7 @@ def test_a_census_is_under_the_federations_names() -> None:
 def test_values_of_a_site_get_the_federations_names() -> None:
     registry = agree({"a": info("Effusion", "Mass"), "b": info("Edema")}, Agreement())
     # Edema is the federation's own spelling of a class that this site does not know.
-    assert registry.named("a", {"Mass": 1, "Effusion": 2, "Edema": 3}) == {
+    assert registry.rename_keys("a", {"Mass": 1, "Effusion": 2, "Edema": 3}) == {
         "Mass": 1,
         "Pleural Effusion": 2,
         "Edema": 3,

@@ -426,7 +426,7 @@ def test_a_site_expects_of_its_answers_what_the_server_expects(
     monkeypatch.setattr(UpdateCollector, "open", opened)
     federate(federation.server(), Loop(sites))
     compared = [
-        (sites[name]._allowed(payload), expected)
+        (sites[name]._allow(payload), expected)
         for assigned in tasks
         for name, (payload, expected) in assigned.items()
         if payload.task != "handshake"

@@ -155,7 +155,7 @@ def test_the_teacher_predicts_and_the_student_trains() -> None:
     with Trial(method, SMALL, "multilabel", rounds=1) as federation:
         start = federation.payload("alpha")
         federation.run()
-        student, chosen = federation.server.model, federation.server.selected()
+        student, chosen = federation.server.model, federation.server.select_model()
         for name, tensor in chosen.shared.items():
             expected = 0.9 * start.shared[name] + 0.1 * student.shared[name]
             assert torch.allclose(tensor, expected, atol=1e-6), name

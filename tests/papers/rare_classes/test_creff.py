@@ -98,7 +98,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     start = torch.randn(classes, n, width, generator=g).double()
     how = FederatedFeatures(per_class=n)
     with mock.patch.object(creff, "STEPS", 3):
-        found = how.matched(start, torch.arange(classes), head, target)
+        found = how.match(start, torch.arange(classes), head, target)
     for c in range(classes):
         features = start[c].clone().requires_grad_()
         optimiser = torch.optim.SGD([features], lr=0.1)
@@ -125,7 +125,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
             F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
             sgd.step()
     with mock.patch.multiple(creff, BATCH=3, HEAD_EPOCHS=2, HEAD_RATE=0.3):
-        rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
+        rows = how.retrain(found, fresh, torch.Generator().manual_seed(1))
     assert torch.allclose(
         rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
     )
@@ -172,7 +172,7 @@ def test_backbone_and_head_are_those_of_fedavg() -> None:
             for name, tensor in getattr(other.server.model, group).items():
                 assert torch.equal(getattr(one.server.model, group)[name], tensor)
         assert not torch.equal(
-            one.server.selected().head["head.weight"], other.server.model.head["head.weight"]
+            one.server.select_model().head["head.weight"], other.server.model.head["head.weight"]
         )
 
 
@@ -187,7 +187,7 @@ def test_it_predicts_with_the_re_trained_head() -> None:
     with federation(rounds=1) as trial:
         trial.run()
         rows = trial.server.model.channels[RETRAINED]
-        assert torch.equal(join(trial.server.selected().head), rows)
+        assert torch.equal(join(trial.server.select_model().head), rows)
         assert not torch.equal(rows, join(trial.server.model.head))
 
 
@@ -270,7 +270,7 @@ def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
     found = after.channels[FEATURES]
     heads = [rows, join(before.head), join(after.head), after.channels[RETRAINED]]
     how = METHOD.federated_features
-    matched = [how.matched(start, classes, head.double(), target).float() for head in heads]
+    matched = [how.match(start, classes, head.double(), target).float() for head in heads]
     assert [torch.allclose(one, found) for one in matched] == [True, False, False, False]
 
 
@@ -319,8 +319,8 @@ def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
     how = FederatedFeatures()
     for rate in (1e-9, creff.RATE):
         with mock.patch.object(creff, "RATE", rate):
-            found = how.matched(start, torch.arange(6), head, target)
-        rows = how.retrained(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
+            found = how.match(start, torch.arange(6), head, target)
+        rows = how.retrain(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
         logits = F.pad(features(100), (0, 1), value=1.0) @ rows.T
         scores.append(float((logits.argmax(dim=2) == torch.arange(6)[:, None]).double().mean()))
     chance, learned = scores

@@ -400,7 +400,7 @@ def test_the_tables_of_another_package_are_found_by_name(
     (folder / "mine.toml").write_text(tomli_w.dumps({**SPEC, "title": "of mine"}))
     monkeypatch.syspath_prepend(tmp_path)
     point = EntryPoint("mine", "a_package_with_tables", "suture.tables")
-    monkeypatch.setattr(loading, "found", {"suture.tables": {"mine": [point]}}.__getitem__)
+    monkeypatch.setattr(loading, "find_entry_points", {"suture.tables": {"mine": [point]}}.__getitem__)
     assert known_tables() == {"mine": folder / "mine.toml"}
     assert load_spec("mine").title == "of mine"
 

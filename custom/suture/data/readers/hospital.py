@@ -256,7 +256,7 @@ def _values(
         f"{next(iter(of))!r} is not 1, 0 or blank (unknown); {_remedy(len(of), words)}"
         for position, of in strange.items()
     ]
-    said = meaning.said(chain.from_iterable(map(sheet.cells, positions)))
+    said = meaning.describe(chain.from_iterable(map(sheet.cells, positions)))
     return y, faults, tuple(f"{sheet.path}: {text}" for text in said)
 
 

@@ -74,15 +74,15 @@ class Aggregator:
             if not isinstance(error, ArithmeticError) and "overflow" not in str(error):
                 raise  # a bug of the method; torch tells an overflow by its text alone
             log.exception("round %d", ctx.round)
-            raise self.diverged(f"round {ctx.round}: {as_word(error)}", ctx.round - 1) from error
+            raise self.divergence_error(f"round {ctx.round}: {as_word(error)}", ctx.round - 1) from error
         check_channels(following, self.plan.method)
         for name, tensor in pack_model(following, {}).tensors.items():
             if tensor.is_floating_point() and not all_finite(tensor):
                 what = f"{name} of the model of round {ctx.round} is not finite"
-                raise self.diverged(what, ctx.round - 1)
+                raise self.divergence_error(what, ctx.round - 1)
         return following
 
-    def diverged(self, what: str, kept: int) -> FederationError:
+    def divergence_error(self, what: str, kept: int) -> FederationError:
         """Return the error of a step of the server after which the model is of no use.
 
         Args:
@@ -129,7 +129,7 @@ class Aggregator:
             site: replace(line.sites.get(site, joined), validation_loss=value, validation_auroc=own[site])
             for site, value in losses.items()
         }
-        scores = {s: registry.named(s, m.classes) for s, m in metrics.items()}
+        scores = {s: registry.rename_keys(s, m.classes) for s, m in metrics.items()}
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         validation = replace(

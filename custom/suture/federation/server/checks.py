@@ -103,7 +103,7 @@ class HeldOut:
         """Whether a split has any samples."""
         return split in self._samples and len(self._samples[split]) > 0
 
-    def measured(self, split: Split) -> Labels:
+    def measurable_labels(self, split: Split) -> Labels:
         """The classes whose AUROC a split defines: they have a positive and a negative there."""
         if not self.has(split):
             return ()
@@ -111,7 +111,7 @@ class HeldOut:
         both = (y == 1).any(dim=0) & (y == 0).any(dim=0)
         return tuple(name for name, some in zip(self.labels, both.tolist(), strict=True) if some)
 
-    def tested(
+    def test(
         self, model: GlobalModel, of_round: int, bootstrap: int
     ) -> tuple[Metrics, tuple[float, float] | None]:
         """Evaluate the model on the test split, on every class that both the model and the data have.
@@ -119,7 +119,7 @@ class HeldOut:
         Returns:
             the metrics, and the 95 % interval of the mean AUROC.
         """
-        part, logits, labels, names = self._predicted(model, "test")
+        part, logits, labels, names = self._predict(model, "test")
         seed = self._plan.seed
         metrics = Metrics(
             of_round,
@@ -136,7 +136,7 @@ class HeldOut:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
         of their mean.
         """
-        part, logits, labels, names = self._predicted(model, "validation")
+        part, logits, labels, names = self._predict(model, "validation")
         scores = class_scores(part, logits, labels, names)
         found = {"server_auroc": {n: s.auroc for n, s in scores.items() if s.auroc is not None}}
         if labels.label_type == "multiclass":
@@ -144,7 +144,7 @@ class HeldOut:
             found["server_balanced_accuracy"] = recalls
         return found
 
-    def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
+    def _predict(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
         """Return the samples of a split under the model's classes, its logits, the model's classes, and those
         that the data have too.
         """

@@ -130,7 +130,7 @@ class Attendance:
             lost = [site for site in sorted(sites) if self.silence(site)]
             self._notify("waiting", sites=sorted(sites), seconds=round(waited), lost=lost)
 
-    def fetched(self, site: str) -> None:
+    def note_fetch(self, site: str) -> None:
         """Note that a site has fetched its task."""
         if (offered := self._offered.pop(site, None)) is not None:  # a repeated fetch gains no time
             self._fetched[site] = time.monotonic()
@@ -142,7 +142,7 @@ class Attendance:
             self.gone.discard(site)
             self._notify("back", site=site)
 
-    def awaited(self, site: str, grace: float) -> bool:
+    def is_awaited(self, site: str, grace: float) -> bool:
         """Whether a round with a grace period waits for a site.
 
         It waits until the site fetches its task, unless it is gone, and `grace` seconds from then on. A
@@ -257,7 +257,7 @@ class UpdateCollector:
                 # Before anything else: even to measure a header costs memory.
                 check_size(packed)
                 line = replace(line, bytes_up=packed.nbytes)
-                line = self._take(site, self._checked(site, packed), line)
+                line = self._take(site, self._check(site, packed), line)
             except RejectedUpdate as error:
                 line = replace(line, status="rejected", reason=str(error))
                 log.warning("rejected: %s, round %d: %s", site, self._allowed[site].task.round, error)
@@ -266,7 +266,7 @@ class UpdateCollector:
             self.lines[site] = line
             self._notify("answer", site=site, status=line.status, reason=line.reason)
 
-    def _checked(self, site: str, packed: Packed) -> Reply:
+    def _check(self, site: str, packed: Packed) -> Reply:
         """Unpack an answer whose size was checked, and check it; restore its precision."""
         reply = message_of(packed)
         if isinstance(reply, TaskData):
@@ -419,10 +419,10 @@ class Receiver:
         """Take the answer of a site. Never raises; see `UpdateCollector.receive`."""
         self._collector.receive(site, packed, self._number)
 
-    def fetched(self, site: str) -> None:
+    def note_fetch(self, site: str) -> None:
         """Note that a site has fetched its task; only a transport whose sites can be gone needs it."""
         if self._number == self._collector.exchange:
-            self._collector.attendance.fetched(site)
+            self._collector.attendance.note_fetch(site)
 
     def enough(self, waiting: Collection[str]) -> bool:
         """Whether the exchange may end although some sites have not answered.
@@ -439,14 +439,14 @@ class Receiver:
         if grace is None or not 0 < quorum <= len(accepted_at):
             return False
         over = time.monotonic() - accepted_at[quorum - 1] >= grace
-        return over and not any(attendance.awaited(site, grace) for site in waiting)
+        return over and not any(attendance.is_awaited(site, grace) for site in waiting)
 
     def waits(self, waiting: Collection[str]) -> None:
         """Say which sites the exchange waits for, where others have answered or these are lost."""
         attendance, answered = self._collector.attendance, len(self._collector.lines) - len(waiting)
         attendance.waits(waiting if answered else list(filter(attendance.silence, waiting)))
 
-    def lost(self, site: str) -> str:
+    def note_loss(self, site: str) -> str:
         """Return for how long a lost site has been silent, as the reason why it does not answer."""
         silent = self._collector.attendance.silence(site)
         return f"lost: not heard from for {silent / 60:.0f} min" if silent else ""

@@ -104,7 +104,7 @@ class Assigner:
         return assignments
 
     @cached_property
-    def _exchanged(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _exchange(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
         return self.plan.method.sharing.parts(self.model.shared, self.model.head)
 
@@ -122,7 +122,7 @@ class Assigner:
         return model.rows(labels), told
 
     def _task(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
-        shared, exchanged_head = self._exchanged
+        shared, exchanged_head = self._exchange
         head, channels = rows_of(rows)
         return TaskData(
             task.name,
@@ -151,7 +151,7 @@ class Assigner:
         model = self.model
         if self.plan.method.sharing.share is not None:  # a site begins with a whole model of its own
             return {**model.fixed, **model.shared, **rows}
-        _, head = self._exchanged
+        _, head = self._exchange
         return {**model.fixed, **({} if head else rows)}
 
 
@@ -171,7 +171,7 @@ class Fitted:
 
 def fit_decisions(registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings) -> Fitted:
     """Fit operating points, of each class together and by site."""
-    counts = {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
+    counts = {site: registry.rename_keys(site, _by_class(one)) for site, one in sorted(scores.items())}
     names = sorted({name for found in counts.values() for name in found})
     pooled = {name: Curves.of([of[name] for of in counts.values() if name in of]) for name in names}
     sites = {s: {name: Curves.of([pair]) for name, pair in of.items()} for s, of in counts.items()}

@@ -150,7 +150,7 @@ class Masks:
         # Who has masked an update of this round did so for a list of sites. Only these can add up with it, so
         # a repeated attempt may leave out no more of them than the threshold allows.
         least = max([quorum, *(self._attempt.threshold(len(of)) for of in lists)])
-        out = [{site: of[site]} for of in (self._liars, self._disputed()) for site in sorted(of)]
+        out = [{site: of[site]} for of in (self._liars, self._find_disputes()) for site in sorted(of)]
         for times in sorted({self._times[site] for site in self._lost}):
             out.append({site: why for site, why in self._lost.items() if self._times[site] >= times})
         for some in out:
@@ -163,7 +163,7 @@ class Masks:
         number = self._attempt.number
         return self._open({s: MaskTask("keys", number, self._numbers[s]) for s in sorted(asked)})
 
-    def _disputed(self) -> dict[str, str]:
+    def _find_disputes(self) -> dict[str, str]:
         """Return the sites that are in dispute with several others."""
         several = Counter(site for pair in self._disputes for site in pair).items()
         most = max(1, self._attempt.colluders)  # each of so many liars can deny the share of an honest site
@@ -272,7 +272,7 @@ class Masks:
         self._revealed = dict(sorted(self._close(missing).items()))
         self._enough(len(self._revealed))
 
-    def merged(
+    def merge(
         self,
         previous: GlobalModel,
         updates: Iterable[tuple[str, Update]],

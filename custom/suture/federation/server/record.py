@@ -152,7 +152,7 @@ class Record:
         """
         append_line(self.folder / "history.jsonl", asdict(line))
 
-    def validated(self, line: Round) -> None:
+    def note_validation(self, line: Round) -> None:
         """Append the round whose validation losses have arrived, and say so.
 
         Raises:

@@ -312,9 +312,9 @@ class SiteRegistry:
 
     def from_site(self, site: str, update: Update) -> Update:
         """Return the update with the federation's names for its rows."""
-        return replace(update, labels=tuple(self.named(site, dict.fromkeys(update.labels))))
+        return replace(update, labels=tuple(self.rename_keys(site, dict.fromkeys(update.labels))))
 
-    def named(self, site: str, values: Mapping[str, _T]) -> dict[str, _T]:
+    def rename_keys(self, site: str, values: Mapping[str, _T]) -> dict[str, _T]:
         """Return values by the federation's names, given by the site's spelling of the classes."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
         return {names.get(label, label): value for label, value in values.items()}
@@ -322,7 +322,7 @@ class SiteRegistry:
     def statistics(self, infos: Mapping[str, SiteInfo]) -> LabelStatistics:
         """Return the label statistics of the sites, under the federation's names."""
         counts = {
-            site: self.named(site, {own: infos[site].counts.get(own) for own in m.own})
+            site: self.rename_keys(site, {own: infos[site].counts.get(own) for own in m.own})
             for site, m in self.members.items()
         }
         images = {s: m.n.get("train", 0) for s, m in self.members.items()}

@@ -50,7 +50,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     Raises:
         Exception: the first failure, `fault` included, after the rest was written.
     """
-    model, selected = server.selected(), server.selected_round
+    model, selected = server.select_model(), server.selected_round
     faults = [fault] if fault else []
 
     def facts() -> None:
@@ -60,7 +60,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
             selection=server.schedule.selection,
             spent={site: asdict(one) for site, one in spent.items()},
             unmeasured=server.unmeasured,
-            measured_here=list(held_out.measured("validation")) if held_out else [],
+            measured_here=list(held_out.measurable_labels("validation")) if held_out else [],
             tested=sorted(site for site, metrics in tested.items() if metrics.n),
         )
 
@@ -116,10 +116,10 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: _Source = "sites' test data"
-    by_site = {site: server.registry.named(site, m.classes) for site, m in sorted(tested.items())}
+    by_site = {site: server.registry.rename_keys(site, m.classes) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.sharing.personal == "nothing":
         source = AT_SERVER
-        measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
+        measured, interval = held_out.test(model, selected, _BOOTSTRAP)
     else:
         measured, interval = mean_over_sites(server.registry, tested, selected), interval_of_mean(by_site)
     return Results(
@@ -147,8 +147,8 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     measured: dict[str, dict[str, Any]] = {}
     counts: dict[str, dict[str, Any]] = {}
     for site, metrics in sorted(tested.items()):
-        decided = server.registry.named(site, metrics.decided)
-        scores = server.registry.named(site, metrics.classes)
+        decided = server.registry.rename_keys(site, metrics.decided)
+        scores = server.registry.rename_keys(site, metrics.classes)
         measured[site] = {name: asdict(one) for name, one in decided.items()}
         counts[site] = {n: pair for n, s in scores.items() if n in decided and (pair := counts_of(s))}
     fitted = asdict(server.fitted)

@@ -36,7 +36,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
         "test",
         sum(metrics.n for metrics in tested.values()),
         mean_defined(metrics.loss for metrics in tested.values()),
-        across_sites({site: registry.named(site, m.classes) for site, m in sorted(tested.items())}),
+        across_sites({site: registry.rename_keys(site, m.classes) for site, m in sorted(tested.items())}),
         mean_of(metrics.overall for metrics in tested.values()),
         {
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])
@@ -362,7 +362,7 @@ class ModelSelection:
         own = {site: lower_loss(kept.get(site), one) for site, one in candidates.items()}
         return replace(self, own={**self.own, **own})
 
-    def restored(
+    def restore(
         self, states: Rounds, number: int, selection: Selection, *, comparable: bool = True
     ) -> ModelSelection:
         """Return it as of a restored round, from which a job goes on by a selection rule.

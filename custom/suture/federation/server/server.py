@@ -211,7 +211,7 @@ class Server:
         by, absent = self.schedule.selection, self.plan.method.labels.unknown == "negative"
         # Where unknown labels are taught as absent, every site's loss is over all classes.
         same = not (by == "site_loss" and absent) or found.model.labels == self.registry.labels
-        standings = found.state.standings.restored(self.states, found.round, by, comparable=same)
+        standings = found.state.standings.restore(self.states, found.round, by, comparable=same)
         self.round, self.state = found.round, replace(found.state, codes=codes, standings=standings)
         self.model = with_labels(found.model, self.registry.labels, self.plan)
         self._keep_best()
@@ -325,11 +325,11 @@ class Server:
         # Before the quorum: where no site can train on the model, to repeat the round would help nobody.
         undo = self.exchanges.undo(self.round, self.model, self.state, self.states)
         if undo or len(usable) < self.quorum:
-            self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, undo)
+            self._fail(collector.summary(ctx.round, ctx.phase.name, members.rename_keys), usable, undo)
             return
-        merged = self._merged(Updates(collector, members), ctx)
+        merged = self._merge(Updates(collector, members), ctx)
         if merged is None:
-            self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, None)
+            self._fail(collector.summary(ctx.round, ctx.phase.name, members.rename_keys), usable, None)
             return
         # Failures count in a row. What the sites have measured is the model of the round before this one,
         # whose line of the history is complete only now.
@@ -343,7 +343,7 @@ class Server:
         states = {site: update.state for site, update in collector.replies(Update).items()}
         self.record.note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable if site in collector.norms}
-        line = collector.summary(ctx.round, ctx.phase.name, members.named)
+        line = collector.summary(ctx.round, ctx.phase.name, members.rename_keys)
         kept = dict(zip(usable, merged.kept, strict=False))
         own = {site: replace(line.sites[site], kept=kept.get(site)) for site in usable}
         line = replace(line, sites=line.sites | own)
@@ -364,14 +364,14 @@ class Server:
         collector.empty()
         self.enter(Stage.COMMITTED, round=ctx.round, seconds=line.seconds)
 
-    def _merged(self, updates: Updates, ctx: RoundContext) -> Merged | None:
+    def _merge(self, updates: Updates, ctx: RoundContext) -> Merged | None:
         """Return the updates as a robust merge, or secure aggregation, leaves them; None where that failed.
 
         Rows that too few sites sent are noted.
         """
         if self.masks:
             collector = self.collector
-            return self.masks.merged(self.model, collector.updates(), collector.tasks, self.registry)
+            return self.masks.merge(self.model, collector.updates(), collector.tasks, self.registry)
         robust, before = self.schedule.robust, None
         if robust is None:
             return Merged(updates)
@@ -383,7 +383,7 @@ class Server:
         self.record.note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
         return merged
 
-    def _failed(self, line: Round, usable: list[str], undo: Undo | None) -> None:
+    def _fail(self, line: Round, usable: list[str], undo: Undo | None) -> None:
         self._failures += 1
         reasons = {s: x.reason for s, x in line.sites.items() if s not in usable} | self.state.excluded
         why = f"{len(usable)} usable updates of {self.quorum} needed"
@@ -435,7 +435,7 @@ class Server:
         self.enter(Stage.ROLLED_BACK, round=undo.round, site=undo.site, why=line)
         log.warning(line)
         if not undo.site:
-            raise self.aggregator.diverged(f"no site can train on the model of round {bad}", self.round)
+            raise self.aggregator.divergence_error(f"no site can train on the model of round {bad}", self.round)
 
     def _note_validation(self) -> None:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
@@ -445,12 +445,12 @@ class Server:
         state = self.aggregator.measured_at_sites(self.state.pending, metrics, registry, self.state)
         line = state.pending
         assert line is not None
-        scores = {site: registry.named(site, found.classes) for site, found in metrics.items()}
+        scores = {site: registry.rename_keys(site, found.classes) for site, found in metrics.items()}
         self.unmeasured = {
             name: {s: (at[name].positives, at[name].negatives) for s, at in scores.items() if name in at}
             for name in line.validation.unmeasured
         }
-        self.record.validated(line)
+        self.record.note_validation(line)
         self.state = replace(state, pending=None)
 
     # The end
@@ -483,7 +483,7 @@ class Server:
 
     def assign_scores(self) -> dict[str, Packed]:
         """Return the task to count the scores that the selected model gives to the sites' validation data."""
-        return self._send(Task("calibrate", None, "calibrate"), self.selected())
+        return self._send(Task("calibrate", None, "calibrate"), self.select_model())
 
     def close_scores(self, missing: Mapping[str, str]) -> None:
         """Fit the operating points of the selected model."""
@@ -495,7 +495,7 @@ class Server:
 
     def assign_test(self) -> dict[str, Packed]:
         """Return the task to evaluate the selected model, and its decisions, on the sites' test data."""
-        return self._send(Task("evaluate", None, "evaluate", "test"), self.selected())
+        return self._send(Task("evaluate", None, "evaluate", "test"), self.select_model())
 
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """Return the sites' metrics on their own test data."""
@@ -509,7 +509,7 @@ class Server:
         best = self.state.standings.best
         return best.round if best else self.round
 
-    def selected(self) -> GlobalModel:
+    def select_model(self) -> GlobalModel:
         """Read the model that predicts of the selected round; where none could be selected, of the last one.
 
         It lacks the classes that have joined since its round, unless each site selects a round of its own.

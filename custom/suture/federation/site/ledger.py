@@ -171,7 +171,7 @@ class Chain(Generic[T]):
         """Whether a digest, if there is one, is of a line that the ledger has, or whose loss was accepted."""
         return digest is None or digest in self._digests
 
-    def replaced(self) -> bool:
+    def was_replaced(self) -> bool:
         """Whether the file is another one than was read, or a shorter one."""
         now = self._path.stat() if self._path.exists() else None
         # An editor, or a restored backup, puts another file in its place; lines that were read may be gone.
@@ -461,7 +461,7 @@ class Ledger:
         self.releases()
         if self._path.exists():
             return
-        with self._locked():
+        with self._lock():
             self.releases()
             if not self._path.exists():
                 self._create([Release(now(), n, "unknown", update=True) for n in self._before_the_ledger()])
@@ -479,12 +479,12 @@ class Ledger:
         folders = (self._path.parent / EXPERIMENTS).glob("*")
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
-    def _locked(self) -> IO[str]:
+    def _lock(self) -> IO[str]:
         return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:
         """Return all releases so far; an incomplete last line, of a process that was killed, is none."""
-        if self._chain.replaced():
+        if self._chain.was_replaced():
             self._chain, self._releases, self._tally = Chain(self._path, RELEASE), [], _Tally()
             self._compared = False
         for release in self._chain.read():
@@ -542,7 +542,7 @@ class Ledger:
         Raises:
             ConfigError: the ledger is whole.
         """
-        with self._locked():
+        with self._lock():
             why, missing, unknown = self.breaks()
             if not why:
                 raise ConfigError(f"{self._path} is complete: there is nothing to accept")
@@ -566,7 +566,7 @@ class Ledger:
         own, above = dict(names), {name: list(parents[name]) for name in parents}
         digest = blake3(json.dumps([own, above], sort_keys=True).encode()).hexdigest()
         self.begin()
-        with self._locked():
+        with self._lock():
             self.releases()
             last = self.labels.digest if self.labels else None
             if last != digest and (last or own or above):
@@ -662,7 +662,7 @@ class Ledger:
             OSError: the disk is full or the file cannot be written.
         """
         self.begin()
-        with self._locked():
+        with self._lock():
             self.releases()
             self._check_whole()
             # Without an answer it is the cost of steps alone, and those are never the same ones.

@@ -306,7 +306,7 @@ class SiteMasks:
             if (now := {**own, "parts": moved}) not in lines:
                 append_line(path, now, durable=True, private=True)
 
-    def masked(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
+    def mask(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.
 
         Raises:
@@ -329,7 +329,7 @@ class SiteMasks:
         said = self._said()
         every = self._plan.method.labels.view == "all"
         got = received_of(task, self._numbers, allowed.egress, said.fixed, every=every)
-        hidden, self._hidden = part.masked(plain, got), self.request
+        hidden, self._hidden = part.mask(plain, got), self.request
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
 

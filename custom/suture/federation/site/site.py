@@ -331,15 +331,15 @@ class Site:
             if task.task == "mask":
                 return self._mask(task)
             if secure := task.task == "train" and self.plan.secure_aggregation is not None:
-                self.masks.begin(task, self._masked(task.labels), self.trainer.data[0])
+                self.masks.begin(task, self._mask_labels(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
                 # From here on the task is what the site trains on; its layout is of the site's own model.
                 task = restore_task(task, self._layout(task), self.plan.transport)
-                allowed = self._allowed(task)
+                allowed = self._allow(task)
                 self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed, afresh=secure and not self.masks.continues)
                 self.masks.request = request if secure else ""
-                kept = self.releases.kept(task, request, allowed)
+                kept = self.releases.read_kept(task, request, allowed)
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
@@ -348,7 +348,7 @@ class Site:
                     self._train(task, allowed)
                     self.releases.spend(task)
                 answer = self.releases.leave(*kept, allowed)
-                return self.masks.masked(answer, task, allowed) if secure else answer
+                return self.masks.mask(answer, task, allowed) if secure else answer
         except Aborted:
             raise  # no error of the site, and no answer: the task is performed again where the run goes on
         except Exception as error:
@@ -363,7 +363,7 @@ class Site:
         """Leave the folder to other processes."""
         self._lock = None
 
-    def _allowed(self, task: TaskData) -> AllowedReply:
+    def _allow(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer; its own model and plan say so, and no tensor of a message."""
         own, egress = self.trainer.data[0].names, self.plan.egress(self._layout(task))
         # Without its tensors, since the filter would hold them while the answer is packed once more.
@@ -377,9 +377,9 @@ class Site:
         def state() -> Mapping[str, Any]:
             return self.states.before(replace(task, task="train")).header
 
-        return Answer(pack(self.masks.step(task, self._masked(named), state)), self._allowed(task))
+        return Answer(pack(self.masks.step(task, self._mask_labels(named), state)), self._allow(task))
 
-    def _masked(self, named: Labels) -> Labels:
+    def _mask_labels(self, named: Labels) -> Labels:
         """Return the classes whose rows the site masks, of some."""
         own, method = self.trainer.data[0].names, self.plan.method
         owned = method.labels.view != "all" or method.egress(Layout({}, {})).class_weight == OWNED_CLASSES
@@ -461,7 +461,7 @@ class Site:
         marks = self.releases.mark() | self.masks.mark()
         self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
-        return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
+        return self.releases.limit(update, task, allowed, local.images_of(allowed.images))
 
     def _calibrate(self, task: TaskData) -> Scores:
         context = self.trainer.context(task, self._state(task))

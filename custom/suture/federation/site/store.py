@@ -483,7 +483,7 @@ class Releases:
         if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
             self.spend(TaskData("train", own[2]))
 
-    def kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
+    def read_kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
         """Return the kept answer to a repeated task, and its release; None where a new one may be made.
 
         The site info is made anew each time, of the counts that were sent first.
@@ -499,7 +499,7 @@ class Releases:
             self.ledger.check(task, self._experiment, allowed.own, self.mechanism(task))
         return kept
 
-    def limited(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
+    def limit(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
         """Return an update as it may leave: clipped, with noise, figures rounded, in the job's precision.
 
         Args:

@@ -123,16 +123,16 @@ class JobGuard:
         if isinstance(request.payload, _Decoded):
             why, request.payload = request.payload.why, request.payload.answer
         if why := why or _flaw(request.payload):
-            return self._refused(site, why)
+            return self._reply_refused(site, why)
         try:
             request.payload = materialize_lazy_download_refs(request.payload, self._cell, self._closed)
         except Exception as error:  # noqa: BLE001 - as above
-            return self._lost(site, error)
+            return self._reply_lost(site, error)
         self._losses.pop(site, None)
         reply: Message = self._execute(request)
         return reply
 
-    def _lost(self, site: str, error: Exception) -> Message:
+    def _reply_lost(self, site: str, error: Exception) -> Message:
         """Note that the tensors of an answer could not be fetched.
 
         A site whose process has died gets its task again when the process is restarted, and one whose line
@@ -142,10 +142,10 @@ class JobGuard:
         log.warning("the tensors of an answer of %s could not be fetched: %s", site, error)
         if self._losses[site] >= LOSSES:
             del self._losses[site]
-            return self._refused(site, f"its tensors could not be fetched, {LOSSES} times in a row")
+            return self._reply_refused(site, f"its tensors could not be fetched, {LOSSES} times in a row")
         return make_reply(ReturnCode.COMM_ERROR, "the tensors could not be fetched")
 
-    def _refused(self, site: str, why: str) -> Message:
+    def _reply_refused(self, site: str, why: str) -> Message:
         """Refuse an answer as if it was taken: after an error, the site would wait and send it again."""
         self._refuse(site, why)
         return make_reply(ReturnCode.OK)

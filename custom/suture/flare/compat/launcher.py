@@ -83,11 +83,11 @@ class TolerantHandle(JobHandleSpec):
         while self._restarted():
             self._process.wait()
 
-    def _killed(self) -> bool:
+    def _was_killed(self) -> bool:
         code = self._process.adapter.poll()
         return code is not None and code < 0
 
-    def _restarted(self) -> bool:
+    def _was_restarted(self) -> bool:
         """Restart the process if it was killed and restarts are left; return whether it was restarted."""
         with self._lock:
             if self._stopped or not self._killed():

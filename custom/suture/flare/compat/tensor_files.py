@@ -63,11 +63,11 @@ class Outgoing:
         if written := _common.get(id(tensor)):
             path, start = written
             with suppress(OSError):  # a file system without links, or the block has just ended
-                return self._linked(path), start
+                return self._link(path), start
         self._own = self._own or TensorFile(self._folder)
         return self._own.path.name, self._own.append(tensor)
 
-    def _linked(self, path: Path) -> str:
+    def _link(self, path: Path) -> str:
         """Give the file another name for this message, because its receiver deletes it."""
         if path not in self._links:
             name = uuid4().hex
@@ -122,13 +122,13 @@ class Incoming:
         """
         count = torch.Size(shape).numel()
         if name not in self._files:
-            self._files[name] = self._mapped(name)
+            self._files[name] = self._map(name)
         file = self._files[name]
         if start < 0 or start % _ALIGNED or start + count * dtype.itemsize > len(file):
             raise ValueError("a tensor outside of its file")
         return torch.frombuffer(file, dtype=dtype, count=count, offset=start).view(shape)
 
-    def _mapped(self, name: str) -> mmap.mmap:
+    def _map(self, name: str) -> mmap.mmap:
         if not _NAME.fullmatch(name):
             raise ValueError("a file that no sender has named")
         path = self._folder / name
