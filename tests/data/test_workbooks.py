@@ -27,7 +27,7 @@ SHEET = "xl/worksheets/sheet1.xml"
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are read in this process, so that a test can change what reads them."""
-    monkeypatch.setattr(reading, "workbook_rows", lambda path, only: workbooks.decoded(path, only, path))
+    monkeypatch.setattr(reading, "workbook_rows", lambda path, only: workbooks.decode(path, only, path))
 
 
 def workbook(path: Path, rows: list[list[object]], *more: list[list[object]]) -> Path:
