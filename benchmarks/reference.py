@@ -23,7 +23,8 @@ from suture.data.dataset import DatasetConfig
 from suture.data.readers import DATASETS
 from suture.execution import catalogue
 from suture.execution.catalogue import method_entry
-from suture.execution.job import Job, jobs_folder, known_jobs, load_job
+from suture.execution.job import Job, load_job
+from suture.execution.job_files import jobs_folder, known_jobs
 from suture.execution.sites import SIMULATIONS
 from suture.federation.plan import Plan
 from suture.flare.recipe import export_job

@@ -152,7 +152,8 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
 def _jobs_of(experiment: str, jobs: Sequence[Meta]) -> list[Meta]:
     """The jobs of an experiment by its owner, and by those with whom the owner shares it.
 
-    Anybody can write an experiment's name into a job. The server refuses it; a clone by the owner would run it.
+    Anybody can write an experiment's name into a job. The server refuses that job, but would run the owner's
+    clone of it.
     """
     owned: list[Meta] = []
     owner: object = None

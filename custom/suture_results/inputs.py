@@ -262,7 +262,9 @@ class _Search:
         for number, cell, patient in zip(sheet.numbers, cells, patients, strict=True):
             there = source.root / cell
             if not cell:
-                self._note_lost(f"{path} row {number}", "the image name is blank; fill it in or remove the row")
+                self._note_lost(
+                    f"{path} row {number}", "the image name is blank; fill it in or remove the row"
+                )
             elif there.is_file():
                 self._add(str(there), partial(file_bytes, there), patient=patient)
             elif cell in source:

@@ -13,7 +13,8 @@ from small_hospitals import small_study
 from suture.cli.app import app
 from suture.core.errors import ConfigError
 from suture.execution import job as job_files
-from suture.execution.job import known_jobs, load_job
+from suture.execution.job import load_job
+from suture.execution.job_files import known_jobs
 
 PLANTED = """\
 from pathlib import Path

@@ -11,7 +11,8 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.core.files import read_toml
-from suture.execution.job import known_jobs, load_job, preset_settings, with_settings
+from suture.execution.job import load_job, with_settings
+from suture.execution.job_files import known_jobs, preset_settings
 from suture.execution.sites import SIMULATIONS
 from suture.federation.plan import Plan, Schedule
 from suture.methods.surgical import SurgicalAggregation

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suture.execution.job import Job, command_of, known_jobs, load_job, with_settings
+from suture.execution.job import Job, command_of, load_job, with_settings
+from suture.execution.job_files import known_jobs
 
 
 def parsed(line: str) -> Job:

@@ -97,7 +97,9 @@ def test_which_site_hangs(shown: Seen, lost: Lost | None) -> None:
 
 def test_a_site_hangs_that_stands_still_together_with_the_simulator_for_long_enough() -> None:
     def lost(simulator: int, site: int, fetched: str) -> Lost | None:
-        return StartupMonitor("ab").find_lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
+        return StartupMonitor("ab").find_lost(
+            Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0
+        )
 
     assert not lost(STILL - 1, 999, "a")
     assert not lost(999, STILL - 1, "a")

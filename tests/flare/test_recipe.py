@@ -22,7 +22,8 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
-from suture.execution.job import Job, jobs_folder, known_jobs, load_job, with_settings
+from suture.execution.job import Job, load_job, with_settings
+from suture.execution.job_files import jobs_folder, known_jobs
 from suture.federation.plan import Plan, Schedule
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, recipe
 from suture.flare.compat.bell import TaskNotifier

@@ -31,7 +31,7 @@ Part = Literal["train", "validation", "test"]
 
 def known_names(incomplete: str) -> list[str]:
     """Return the jobs that a word may become: those of jobs/, and the studies of the working directory."""
-    from suture.execution.job import known_jobs
+    from suture.execution.job_files import known_jobs
 
     names = {*known_jobs(), *(path.parent.name for path in Path().glob("*/job.toml"))}
     return sorted(name for name in names if name.startswith(incomplete))

@@ -33,7 +33,7 @@ from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
 from suture.core.processes import usable_cores
-from suture.execution.job import preset_settings
+from suture.execution.job_files import preset_settings
 
 if TYPE_CHECKING:
     from suture.execution.job import Job

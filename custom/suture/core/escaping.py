@@ -1,11 +1,7 @@
-"""Text of strangers in a CSV or on a terminal: names of files, patients and classes.
+"""Text of other parties, made fit for where it is shown: a terminal, a log, a CSV, a file for a program.
 
-Text of other parties in a form that is fit for a terminal, a log and a report.
-
-Text of other parties as data in files that programs interpret: one encoder for each kind of file.
-
-Others are in `suture.core.escaping` (terminals, logs), `suture.core.escaping` (CSV) and the templates of
-`suture_results.report` (HTML). Libraries write TOML, JSON and YAML.
+There is one encoder for each of them. HTML's is in the templates of `suture_results.report`; libraries
+write TOML, JSON and YAML.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Writing files completely or not at all.
+"""Files that are written completely or not at all, and read as plain values within bounds.
 
-Plain values, as JSON and TOML have them: bounded before anything converts, prints or stores them.
-
-Whoever writes such a file or message may have made a mistake, or worse: Python's own parsers end in a
-`RecursionError` where values are nested deeply, and take integers that cannot be printed and text that has no
-encoding.
+Plain values are those of JSON and TOML: bounded before anything converts, prints or stores them. Whoever
+writes such a file or message may have made a mistake, or worse: Python's own parsers end in a
+`RecursionError` where values are nested deeply, and take integers that cannot be printed and text that has
+no encoding.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 r"""Label sets: names, not positions, identify classes.
 
 A label set is an ordered tuple of canonical names. Spellings of a name that differ in Unicode form, case,
-white space or underscores, or are synonyms in the vocabulary, have one canonical name. So sites agree on the
-meaning of a row of the head without any exchange.
+white space or underscores, or are synonyms in the vocabulary, have one canonical name. So sites agree on
+the meaning of a row of the head without any exchange.
 
-Checks of names that other parties choose: of sites, experiments and classes.
-
-They appear in paths, logs and reports.
-
-FLARE's own check takes ``"x\n"`` and names of 300 characters, so each is checked wherever it enters.
+Names that other parties choose (of sites, experiments, classes) appear in paths, logs and reports. FLARE's
+own check takes ``"x\n"`` and names of 300 characters, so each is checked wherever it enters.
 """
 
 from __future__ import annotations

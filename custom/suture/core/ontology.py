@@ -1,6 +1,7 @@
-"""The atlas of a site or study: how classes include and exclude each other, and decisions about names.
+"""How classes include and exclude each other, their codes, and what a study has decided about names.
 
-A site names a shipped area (``atlas = "chest"``) or a file, such as the ``labels.toml`` of its study:
+`Atlas` is that of a site or study. A site names a shipped area (``atlas = "chest"``) or a file, such as the
+``labels.toml`` of its study:
 
     areas = ["chest"]
     exclusive = [["Mild Scoliosis", "Severe Scoliosis"]]
@@ -19,10 +20,9 @@ A site names a shipped area (``atlas = "chest"``) or a file, such as the ``label
     by = "M. Ruiz"
     on = 2026-11-25
 
-What a label says about other classes: parents, exhaustive groups and exclusive groups.
-
-An image that shows a class shows its parents too: a consolidation is a lung opacity. `implied` closes the
-known labels of each image under these rules, and under no others:
+`Relations` are what a label says about other classes. An image that shows a class shows its parents too: a
+consolidation is a lung opacity. `implied` closes the known labels of each image under these rules, and
+under no others:
 
 - a present class makes all of its ancestors present, an absent one all of its descendants absent;
 - in an exhaustive group of children, which the site annotates all of: if all are absent, so is the parent;
@@ -30,9 +30,8 @@ known labels of each image under these rules, and under no others:
 - a present class of an exclusive group makes the others absent;
 - a class such as no finding excludes all others that the site annotates, but for stated exceptions.
 
-Codes of classes in clinical terminologies: SNOMED CT, ICD-10 (WHO), ICD-10-CM and RadLex.
-
-A code is written ``SYSTEM:CODE``; SYSTEM is DICOM's designator of the coding scheme (PS3.16, section 8).
+Codes are of SNOMED CT, ICD-10 (WHO), ICD-10-CM and RadLex. A code is written ``SYSTEM:CODE``; SYSTEM is
+DICOM's designator of the coding scheme (PS3.16, section 8).
 """
 
 from __future__ import annotations

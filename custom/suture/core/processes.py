@@ -1,18 +1,15 @@
-"""Processes that are forked from one which has imported what they need.
+"""Processes: how many cores they may use, how they are forked, and how they end.
 
-To import torch takes 1.5 s of a core: it is done once, and its memory is shared. The server is spawned, and
-forks before it has computed anything, because the threads with which torch computes do not survive a fork.
-A server belongs to one run. That of multiprocessing has the environment of its first use and keeps its memory
-until the program ends; a start waits for its imports; and once it was killed, no process of it can be killed.
-
-How many cores this process may use, which may be fewer than the machine has.
-
-The C library's allocator, set to use freed memory again rather than to give it back to the kernel.
-
-glibc takes each large block from the kernel and returns it when it is freed, so that every activation of a
-network is written to fresh pages. The kernel clears these first: up to half of the time of an evaluation.
-
-The start and the end of processes: none is left by Ctrl-C, and one that was killed has ended.
+- The cores that this process may use, which may be fewer than the machine has.
+- A server (`ForkServer`) forks processes from one which has imported what they need: to import torch takes
+  1.5 s of a core, and memory, once. It is spawned, and forks before it has computed anything, because the
+  threads with which torch computes do not survive a fork. A server belongs to one run. That of
+  multiprocessing has the environment of its first use and keeps its memory until the program ends; a start
+  waits for its imports; and once it was killed, no process of it can be killed.
+- The C library's allocator, set to use freed memory again. glibc takes each large block from the kernel and
+  returns it when it is freed, so that every activation of a network is written to fresh pages, which the
+  kernel clears first: up to half of the time of an evaluation.
+- No process is left by Ctrl-C, and one that was killed has ended.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Seeds: one number for each site, round and purpose, always passed as an argument and never global.
+"""What a computation depends on besides code and data: seeds, the device, versions, and the job's abort.
 
-The abort of a job, as the work in a thread sees it: a site stops within one step or batch.
-
-What a result depends on besides the code: the time and the versions of the software.
-
-Devices: which can be used, when their memory is full, and how a GPU gives the same result twice.
+A seed is one number for each site, round and purpose, always passed as an argument and never global. An abort
+stops a site within one step or batch.
 """
 
 from __future__ import annotations

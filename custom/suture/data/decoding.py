@@ -1,16 +1,8 @@
-"""Decoding one image: PNG, JPEG, TIFF, BMP, DICOM, or an array of one slice.
+"""Decoding one image: PNG, JPEG, TIFF, BMP, a DICOM as a viewer shows it, .npy or NIfTI of one slice.
 
-Decoding images that are stored as arrays: NumPy's .npy and NIfTI, of one slice.
-
-What a header announces is checked before memory is allocated for it.
-
-What decoders warn of: one printable line for each image, with its name.
-
-Pillow and pydicom quote the file in their warnings, so that a file could give commands to the terminal.
-
-Decoding one DICOM image as a viewer shows it by default.
-
-What a header announces is checked before a decoder allocates memory for it.
+What a header announces is checked before a decoder allocates memory for it. What decoders warn of is one
+printable line for each image, with its name: Pillow and pydicom quote the file in their warnings, so that a
+file could give commands to the terminal.
 """
 
 from __future__ import annotations
@@ -40,8 +32,8 @@ from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, RLELossless
 
 from suture.core.errors import DataError
 from suture.core.escaping import printable
-from suture.data.batch import by_value, scale_gray
 from suture.data.limits import check_pixels, check_scans
+from suture.data.scaling import by_value, scale_gray
 
 LOG = logging.getLogger(__name__)
 

@@ -1,8 +1,6 @@
-"""Where the images of a hospital are, and which column of a table names them.
+"""The images of a hospital: where they are, which column of a table names them, and their pixels as arrays.
 
-From the cells of a table to the names of images within a root.
-
-Images as arrays: from a folder, a tar archive or a folder of archives, in the formats of radiology.
+They lie in a folder, a tar archive or a folder of archives, in the formats of radiology.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tables of a folder, and how each is written: its encoding and its delimiter.
-
-What the readers of all data sets share: a table as text, and the faults of its rows.
-"""
+"""What the readers of all data sets share: a table as text, whatever its encoding, and its faults."""
 
 from __future__ import annotations
 

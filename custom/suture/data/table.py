@@ -1,6 +1,6 @@
-"""A data set before any image is decoded: the patient, image or document, labels and split of each row.
+"""A data set before any image is decoded: patient, image or document, labels and split of each row.
 
-What the cells of a label column mean: present, absent or unknown.
+`Cells` are what the cells of a label column mean: present, absent or unknown.
 """
 
 from __future__ import annotations

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
-
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from typing import TYPE_CHECKING, Literal
 
 from suture.core.errors import ConfigError
 from suture.core.files import read_regular
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNKNOWN = 0
 """The index of every word that a vocabulary lacks, and of what pads a document."""
@@ -132,6 +131,9 @@ class Vocabulary:
             true lengths int64 [n], from 1 to l.
         """
         rows = [self.indices(tokenise(text, self.tokeniser)[:longest]) or [UNKNOWN] for text in texts]
+        import torch  # not for those who only count words
+        from torch.nn.utils.rnn import pad_sequence
+
         length = torch.tensor([len(row) for row in rows], dtype=torch.int64)
         if not rows:
             return torch.zeros((0, 1), dtype=torch.int32), length

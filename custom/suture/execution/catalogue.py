@@ -24,7 +24,7 @@ from suture.core.entry_points import (
 )
 from suture.core.errors import ConfigError, unknown
 from suture.core.escaping import printable
-from suture.execution.job import job_file, jobs_of_flare, known_jobs, may_register, summary
+from suture.execution.job_files import job_file, jobs_of_flare, known_jobs, may_register, summary
 
 FILE = Path(__file__).with_name("catalogue.json")
 COSTS = Path(__file__).with_name("method_costs.json")

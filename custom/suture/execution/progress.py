@@ -1,9 +1,8 @@
 """The progress of a run: a live display, or plain lines where the output is not a terminal.
 
-Following a run: the events that are appended to its events.jsonl, as they come.
-
-Whoever wants to know of a round follows this file: the server's process writes it, which may be another one
-(the simulator) or on another machine (a POC, production), whose events the launcher appends.
+A run is followed by the events that are appended to its events.jsonl. Whoever wants to know of a round
+follows this file: the server's process writes it, which may be another one (the simulator) or on another
+machine (a POC, production), whose events the launcher appends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Runs of a job on this machine with simulated sites: in a plain loop, or in FLARE's simulator.
-
-Which files of a run folder a run has written: only these are ever deleted.
+"""Runs of a job on this machine with simulated sites: in a plain loop, or in FLARE's simulator. Only
+files of a run folder that a run has written are ever deleted.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ FLARE 2.9.0: its simulator divides the commands of its processes at blanks, and 
 Where: nvflare/private/fed/app/simulator/simulator_runner.py: do_one_task
 Expires with: test_flares_simulator_divides_its_commands_at_blanks
 
-The start of FLARE's simulator: which site has lost its process, or its connection.
+`StartupMonitor` sees which site has lost its process, or its connection.
 
 FLARE 2.9.0: it does not start the process of a site again when it ends, or when its connection was reset,
 and its server goes on waiting for the site.
 Where: nvflare/private/fed/app/simulator/simulator_runner.py: do_one_task
 Expires with: test_flares_simulator_does_not_start_the_process_of_a_site_again
 
-What the processes below another one do, seen from outside: whether those of a site stand still.
+Whether the processes of a site stand still is seen from outside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Simulated sites: each gets a folder with a labels.csv and a suture.toml, as a hospital has.
 
 All of them use the devices and the threads of this machine.
-
-What simulated sites are, and every kind of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The server's half of a federation as a FLARE controller, with one FLARE task per site.
 
-The course of a run as FLARE's events at its server, for FLARE's monitoring, metric files and tracking.
-
-They carry what the run folder holds, and stay at the server: no site streams anything.
+It also tells the course of a run as FLARE's events at its server, for monitoring, metric files and
+tracking. They carry what the run folder holds, and stay at the server: no site streams anything.
 """
 
 from __future__ import annotations

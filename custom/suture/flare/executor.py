@@ -1,9 +1,8 @@
-"""The site's filter: nothing leaves a site that the method did not declare.
+"""The site's half of a federation as a FLARE executor, and the filter of its answers.
 
-It guards against mistakes of a method, and against a job with changed code only where the package is
-installed at the site and jobs may not bring code of their own; see docs/architecture.md.
-
-The site's half of a federation as a FLARE executor: passes tasks to `Site` and returns its answers.
+Nothing passes the filter that the method did not declare. It guards against mistakes of a method, and
+against a job with changed code only where the package is installed at the site and jobs may not bring code
+of their own; see docs/architecture.md.
 """
 
 from __future__ import annotations

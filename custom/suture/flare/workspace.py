@@ -1,6 +1,6 @@
-"""The FLARE workspace of the party that runs a job: its folder, what it allows, and who submitted.
+"""The FLARE workspace of the party that runs a job: what it allows, who submitted, and how it signs.
 
-Signatures of secure aggregation by the keys of startup kits.
+Secure aggregation signs by the keys of startup kits.
 """
 
 from __future__ import annotations

@@ -1,28 +1,27 @@
 """Measuring models and counting labels; a site withholds what is below its privacy limits.
 
-Classes of which a site knows positives alone: what training takes for their unknown labels.
-
-A site that annotates consolidation knows a lung opacity where there is a consolidation, and nothing where
-there is none. To learn from positives alone makes everything positive; to take the others for negatives makes
-every other opacity negative. So a round begins with an E step (Dempster, Laird, Rubin 1977) under the
-received model: where the annotated classes below a class are known to be absent, its target is
+Of some classes a site knows positives alone. A site that annotates consolidation knows a lung opacity where
+there is a consolidation, and nothing where there is none. To learn from positives alone makes everything
+positive; to take the others for negatives makes every other opacity negative. So a round begins with an E
+step (Dempster, Laird, Rubin 1977) under the received model: where the annotated classes below a class are
+known to be absent, its target is
 
     q = (1 - rho) p / (1 - rho p)
 
 with p its probability, and rho the share of its images that show one of the classes below: of the site's
-images the share with one, by the mean of p. This is the weight of an unlabelled image where labelled ones are
-drawn at random from all positives (Elkan, Noto, KDD 2008), which rho, the same for all images, supposes. Of
-images with the same p a share rho p is taught 1 and the others q, so that for every p
+images the share with one, by the mean of p. This is the weight of an unlabelled image where labelled ones
+are drawn at random from all positives (Elkan, Noto, KDD 2008), which rho, the same for all images,
+supposes. Of images with the same p a share rho p is taught 1 and the others q, so that for every p
 
     rho p + (1 - rho p) q = p
 
-and the positives alone do not draw the class upwards. Where the classes below are all that there are, rho is
-1 and q is 0.
+and the positives alone do not draw the class upwards. Where the classes below are all that there are, rho
+is 1 and q is 0.
 
 The model's own probability of the classes below, image by image, would take the place of rho p in a model
-that is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
-balances the positives. And p is taken with the batch statistics that training sees, without dropout: under
-the averaged ones, targets and steps would disagree, and the targets drift.
+that is right. One that has seen an image in training remembers that they are absent: q is then p, and
+nothing balances the positives. And p is taken with the batch statistics that training sees, without
+dropout: under the averaged ones, targets and steps would disagree, and the targets drift.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""Counts of scores: what a site releases of them, and what a server reads out of them.
-
-A score is the log-odds of a probability. A site counts its validation images in the cells between the edges
-of `GRID`. From below, neighbouring cells are joined until each holds `round_counts` images, of `min_count`
-patients, so that none shows the score of an image; a class with fewer patients on either side is withheld. At
-a site with `min_count` 0 and exact counts every cell is kept. What is rounded is the number of images up to
-the end of a cell: so no cell that holds images shows none, and all add up to the rounded number of the class.
-
-95 % intervals of shares of images, and of their differences.
-
-Each image counts as one of another patient; several images of a patient make an interval too narrow.
-
-Metrics of scores against labels, and their bootstrap intervals.
+"""Metrics of scores against labels, and their bootstrap intervals.
 
 Labels are 1, 0 or NaN (unknown, left out). A metric that the labels do not define, because a class has no
 positive or no negative, is NaN here and None in a `ClassScore`; it is never 0.
+
+In the 95 % intervals of shares of images each image counts as one of another patient; several images of a
+patient make an interval too narrow.
+
+Counts of scores are what a site releases of them. A score is the log-odds of a probability. A site counts
+its validation images in the cells between the edges of `GRID`. From below, neighbouring cells are joined
+until each holds `round_counts` images, of `min_count` patients, so that none shows the score of an image; a
+class with fewer patients on either side is withheld. At a site with `min_count` 0 and exact counts every
+cell is kept. What is rounded is the number of images up to the end of a cell: so no cell that holds images
+shows none, and all add up to the rounded number of the class.
 """
 
 from __future__ import annotations

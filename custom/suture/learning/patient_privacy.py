@@ -2,12 +2,13 @@
 
     Abadi et al. Deep Learning with Differential Privacy. CCS 2016, Algorithm 1.
 
-Each step draws every patient independently with probability q (Poisson sampling), and one image of each drawn
-patient; with the gradients g_i of these images
+Each step draws every patient independently with probability q (Poisson sampling), and one image of each
+drawn patient; with the gradients g_i of these images
 
     g = ( sum_i g_i min(1, C / |g_i|) + N(0, (sigma C)^2) ) / B,    q = B / patients
 
-goes to the job's optimiser. So a patient moves the sum by at most C, and what follows from it costs no more.
+goes to the job's optimiser. So a patient moves the sum by at most C, and what follows from it costs no
+more.
 
 An example is a batch of one image: a mean over the known labels of a batch would mix patients. A gradient
 that is not finite counts as 0, since a failed round would tell of the patient. What an image undergoes at
@@ -15,9 +16,8 @@ random (views, dropout) is drawn from secret seeds: from the job's seed, the num
 depend on whether a patient was drawn before them.
 
 Noise and draws are computed in double precision, and updates are sent in single precision: attacks on the
-lowest bits of floating-point numbers (Mironov 2012) are not covered.
-
-Noise and draws of differential privacy: from the system's random bytes, and never from a seed.
+lowest bits of floating-point numbers (Mironov 2012) are not covered. They come from the system's random
+bytes, and never from a seed.
 """
 
 from __future__ import annotations

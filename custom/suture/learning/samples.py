@@ -1,10 +1,9 @@
 """From a site's table to tensors: its decoded images or encoded documents with their labels, by split.
 
-Decoded images on disk: an image is decoded once per size, then read through memory mapping.
-
-An entry consists of two files. `<key>.npy` holds the images. `<key>.json` is written last and so marks the
-entry as complete: it holds the digest of the other file and the names of the images that could not be read.
-Several processes may share a folder: one makes an entry, the others wait for it.
+An image is decoded once per size, stored, then read through memory mapping. An entry consists of two files.
+`<key>.npy` holds the images. `<key>.json` is written last and so marks the entry as complete: it holds the
+digest of the other file and the names of the images that could not be read. Several processes may share a
+folder: one makes an entry, the others wait for it.
 """
 
 from __future__ import annotations

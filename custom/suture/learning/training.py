@@ -1,14 +1,9 @@
 """The training loop that every method uses, and prediction, at a site.
 
-torch's optimisers without its compiler, their steps, and their state, which a site keeps between rounds.
-
-torch excludes some of their functions from compilation, and the first call of any imports its compiler for
-that: 1 to 1.7 s in every process that trains. Nothing here compiles a step of an optimiser, so these classes
-have the functions as torch wrote them, before it wrapped them.
-
-How many images are computed at a time where nothing is trained.
-
-What a training step needs of a GPU's memory at least, before the first one is taken.
+Optimisers are torch's without its compiler. torch excludes some of their functions from compilation, and
+the first call of any imports its compiler for that: 1 to 1.7 s in every process that trains. Nothing here
+compiles a step of an optimiser, so these classes have the functions as torch wrote them, before it wrapped
+them. A site keeps their state between rounds.
 """
 
 from __future__ import annotations

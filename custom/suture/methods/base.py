@@ -3,7 +3,7 @@
 A method is a frozen dataclass; its fields are its hyperparameters. The same value runs in the loop of one
 process (`federation.py`) and under NVIDIA FLARE, and knows neither. To add one, see docs/adding_a_method.md.
 
-What of a model travels: what is exchanged in each round, what is sent once, and what stays at a site.
+`SharingSpec` says what of a model travels in each round, what is sent once, and what stays at a site.
 """
 
 from __future__ import annotations

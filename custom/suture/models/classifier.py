@@ -1,14 +1,11 @@
 """A backbone with a head whose rows belong to classes, and which of its batch-norm tensors sites share.
 
-The head of a classifier: what its logits are made of, and where its rows begin.
+The rows of a head begin at random from a seed and the class name, or at vectors of the names.
 
-Vectors of class names: where the rows of a head begin that has its classes' names as anchors.
-
-Coherent predictions: the probability of a class is at least that of each class below it.
-
-The head has a row for each class, and nothing relates them. With ``max`` a class gets the largest
-probability of itself and of all classes below it. With ``noisy-or`` it is absent where it and each class
-below it are, independently: P = 1 - prod (1 - p), each class once, also where several paths lead to it.
+In coherent predictions the probability of a class is at least that of each class below it. The head has a
+row for each class, and nothing relates them. With ``max`` a class gets the largest probability of itself
+and of all classes below it. With ``noisy-or`` it is absent where it and each class below it are,
+independently: P = 1 - prod (1 - p), each class once, also where several paths lead to it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""The backbones: networks from an image or a document to features, some with pretrained weights.
+"""Backbones: networks from an image or a document to features, our own and those of other libraries.
 
-An entry of the registry of models, and the checks of a network that another library has built.
-
-What a job says of an encoder that comes from a file or folder, so that no other party needs that.
-
-Encoders of other libraries: a name is ``FAMILY:NAME``, and another package has the families.
-
-Nothing is downloaded, and nothing that a file holds is run: a file or folder gives tensors and a
-configuration of plain values, from which the library's own classes are built.
+The registry has an entry for each, with the checks of a network that another library has built. A name
+``FAMILY:NAME`` is an encoder of another library, whose family another package has. What a job says of one
+that comes from a file or folder travels in the plan, so that no other party needs that. Nothing is
+downloaded, and nothing that a file holds is run: a file or folder gives tensors and a configuration of
+plain values, from which the library's own classes are built.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pretrained weights of a file or folder in a network: every tensor, of its shape.
+"""Tensors of a file that somebody else made (safetensors, or a pickle of nothing but tensors), in a network.
 
-Reading the tensors of a file that somebody else made: safetensors, or a pickle of nothing but tensors.
+Every tensor is taken, in its shape, or the file is refused.
 """
 
 from __future__ import annotations

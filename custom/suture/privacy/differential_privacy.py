@@ -6,7 +6,7 @@
     sent:  clip(delta) + N(0, (z C)^2),   clip(delta) = delta min(1, C / |delta|)
 
 Two clipped updates differ by up to 2 C, so one update is a Gaussian mechanism with noise of z / 2 times the
-most that the site's data change: `suture.privacy.differential_privacy` composes them.
+most that the site's data change.
 
 Here delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
@@ -14,7 +14,8 @@ Every update has new noise from the system's source of secrets: two answers to o
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
 keeps the answer that it has sent (`suture.federation.site.store`).
 
-The ε of what a site has released: Gaussian mechanisms, of all its data or of Poisson samples of patients.
+The ε of what a site has released composes Gaussian mechanisms, of all its data or of Poisson samples of
+patients:
 
 Dong, Roth, Su. Gaussian Differential Privacy. arXiv:1905.02383, Cor. 3.3 (composition);
 Balle & Wang. Improving the Gaussian Mechanism. ICML 2018, Thm. 8 (ε of a Gaussian mechanism);

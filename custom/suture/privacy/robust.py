@@ -17,17 +17,16 @@ round of a phase), and f the number of liars to withstand.
     krum              Blanchard, El Mhamdi, Guerraoui, Stainer. Machine Learning with Adversaries. NeurIPS
                       2017 (multi-Krum).
 
-Norms and distances are those of all shared parameters as one vector and, for each class, of its row over the
-sites that send it. The radius r is the median of the norms, but at most twice and at least half that of the
-round before, so that the updates of one round alone do not set it. Statistics of batch norm have no
+Norms and distances are those of all shared parameters as one vector and, for each class, of its row over
+the sites that send it. The radius r is the median of the norms, but at most twice and at least half that of
+the round before, so that the updates of one round alone do not set it. Statistics of batch norm have no
 direction: clip, centered and krum take their trimmed mean. So a variance lies between those of the sites,
 never below 0.
 
-A site says itself how much it counts: a weighted median would follow whoever announces most. Here every site
-with a weight above 0 counts once.
+A site says itself how much it counts: a weighted median would follow whoever announces most. Here every
+site with a weight above 0 counts once.
 
-Sites whose updates were unlike those of the others, or were rejected: what the history of a run shows.
-
+Marks in the history of a run are of sites whose updates were unlike those of the others, or were rejected.
 All marks compare the sites of a round with its median and with the mean of the others. So they say the same
 of a few liars among honest sites, and of an honest site among liars.
 """

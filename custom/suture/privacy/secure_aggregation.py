@@ -1,6 +1,6 @@
 """Secure aggregation as a setting of a job: which methods it fits, and with what else it goes.
 
-Updates as numbers of the ring of `suture.privacy.masking`, and back.
+It has an update as numbers of the ring of `suture.privacy.masking`, and back.
 """
 
 from __future__ import annotations

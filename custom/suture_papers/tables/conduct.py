@@ -19,7 +19,7 @@ from typing import Any
 from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder, read_json
 from suture.data.config import SiteConfig, StorageConfig, load_site_config
-from suture.execution.job import job_file, refuse_code
+from suture.execution.job_files import job_file, refuse_code
 from suture.execution.run import delete, files_of_run
 from suture.execution.sites import this_machine
 from suture.protocol.messages import ClassScore

@@ -30,7 +30,8 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
-from suture.execution.job import jobs_folder, load_job, with_settings
+from suture.execution.job import load_job, with_settings
+from suture.execution.job_files import jobs_folder
 from suture.flare import SCHEDULE
 from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job

@@ -10,8 +10,6 @@ names a `finding_column`, each cell of it lists the classes that are present.
 A label cell is 1 (present), 0 (absent) or blank (unknown; never taken for absent); `suture.data.table` has
 other words, and `values` those of the site. A multiclass table has at most one 1 in a row; a row of zeros is
 an image of none of its classes.
-
-The labels of a hospital's table: a column for each class, or one column that lists the classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the server checks before any training: the job, against its method, its sites and the experiment.
-
-Labelled data at the server: they measure models there, in each round and at the end.
-"""
+"""What the server checks before any training, and the labelled data with which it measures models itself."""
 
 from __future__ import annotations
 

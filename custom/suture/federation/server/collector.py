@@ -1,6 +1,6 @@
 """The update collector: takes the sites' answers to one exchange, checks each whole and keeps updates.
 
-Attendance: which sites fetch their tasks and are heard. A round does not wait for one that is gone.
+`Attendance` knows which sites fetch their tasks and are heard: a round does not wait for one that is gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The exchanges of a run: each site is assigned its task, and its answer is collected and checked.
 
-Assignments: what the server sends to each site for a task, and what the site may answer.
-
-What the server fits to the sites' counts of scores: the operating points of each class.
+`Assigner` makes what the server sends to each site, with what the site may answer. `fit_decisions` fits
+operating points of each class to the sites' counts of scores.
 """
 
 from __future__ import annotations

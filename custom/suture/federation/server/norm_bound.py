@@ -3,9 +3,8 @@
 Sun, Kairouz, Suresh, McMahan. Can You Really Backdoor Federated Learning? arXiv:1911.07963, 2019
 (norm thresholding). The threshold here is relative: honest updates have another norm in every job.
 
-Where an update points, beside the other updates of its round, in memory that no model makes larger.
-
-Random signs fold the change of all parameters into 2,048 numbers, which keep the angle between two updates:
+Where an update points, beside the others of its round, is compared in memory that no model makes larger:
+random signs fold the change of all parameters into 2,048 numbers, which keep the angle between two updates:
 the cosine is right to about 0.02 (Charikar, Chen, Farach-Colton. Finding Frequent Items in Data Streams.
 ICALP 2002). To compare whole updates, each would have to be read from disk once more.
 """

@@ -1,8 +1,7 @@
 """The record of a run: run.json, history.jsonl, events.jsonl and metrics.json.
 
-What the server holds of the sites' ledgers: the newest digest that each has stated, over all experiments.
-
-The server sends it with each task, so that a site whose ledger was rolled back, with its states or without,
+`SiteLedgers` has the newest digest that each site has stated of its ledger, over all experiments. The server
+sends it with each task, so that a site whose ledger was rolled back, with its states or without,
 finds a digest that the ledger lacks (`suture.federation.site.ledger`). A digest is salted and says nothing.
 """
 

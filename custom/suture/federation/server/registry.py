@@ -3,11 +3,10 @@
 Only the server holds it. A site keeps its own spelling of each class; the server translates between that
 spelling and the federation's name, so that no site learns the names that others use.
 
-Classes that several sites call differently and identify by the same code of a terminology.
-
-Names that share a code are one class, also over further names: if A and B have one code and B and C another
-one, all three are one class. A class has at most one code of each system. What comes out does not depend on
-the order of sites. The built-in codes recognise the codes that sites state, and contradict none.
+Several sites may call a class differently and identify it by one code of a terminology. Names that share a
+code are one class, also over further names: if A and B have one code and B and C another one, all three are
+one class. A class has at most one code of each system. What comes out does not depend on the order of
+sites. The built-in codes recognise the codes that sites state, and contradict none.
 """
 
 from __future__ import annotations

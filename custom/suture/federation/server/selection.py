@@ -1,7 +1,4 @@
-"""The selection of the round whose model is the result.
-
-Scores over the sites, groups of classes and of images, of each site's own model; the sites' weights.
-"""
+"""The selection of the round whose model is the result, by scores over sites, classes and images."""
 
 from __future__ import annotations
 

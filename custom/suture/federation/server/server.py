@@ -435,7 +435,9 @@ class Server:
         self.enter(Stage.ROLLED_BACK, round=undo.round, site=undo.site, why=line)
         log.warning(line)
         if not undo.site:
-            raise self.aggregator.divergence_error(f"no site can train on the model of round {bad}", self.round)
+            raise self.aggregator.divergence_error(
+                f"no site can train on the model of round {bad}", self.round
+            )
 
     def _note_validation(self) -> None:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""

@@ -1,13 +1,10 @@
-"""Diagnostics at the sites of a simulation: correct pseudo-labels, and a method's own figures of each class.
+"""What a site notes for itself, which no message has a field for: diagnostics, and what it left out.
 
-The correct labels are counted from a table that training does not read. The record stays in the site's
-folder: no message has a field for it, so that the server would reject a site that sent it.
+A simulation shows them, because it runs on the machine of the data. Diagnostics are of pseudo-labels, whose
+correct labels are counted from a table that training does not read, and a method's own figures of each
+class.
 
-Compiled backbones: made by `torch.compile`, and refused where they compute something else.
-
-What a site left out of its data. It stays at the site, and no message has a field for it.
-
-A simulation runs on the machine of the data: it shows what each of its sites has written.
+Compiled backbones (`torch.compile`) are measured here, and refused where they compute something else.
 """
 
 from __future__ import annotations

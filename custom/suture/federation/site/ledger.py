@@ -2,14 +2,14 @@
 
 A line of ``ledger.jsonl`` is one release. It is on the disk before the answer leaves, and no line is ever
 changed: what was released stays released, whatever becomes of the experiment. The lines are chained, and a
-site whose ledger is not whole releases nothing; see `suture.federation.site.ledger`.
+site whose ledger is not whole releases nothing: each line carries a digest of all lines before it, and a
+salt.
 
-The chain of a ledger: each line carries a digest of all lines before it, and a salt.
-
-A line that was changed, removed or put in from another site does not fit the digests after it. A ledger that
-was rolled back, emptied or deleted is whole in itself, but lacks a digest that others have noted: the site in
-the folder of each experiment (`Anchor`), and the server, which receives the newest digest with each answer.
-The salt, 128 random bits that no message carries, keeps a server from guessing lines by their digests.
+A line that was changed, removed or put in from another site does not fit the digests after it. A ledger
+that was rolled back, emptied or deleted is whole in itself, but lacks a digest that others have noted: the
+site in the folder of each experiment (`Anchor`), and the server, which receives the newest digest with each
+answer. The salt, 128 random bits that no message carries, keeps a server from guessing lines by their
+digests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One site: its consent, and its answers to the server's tasks.
 
 The same object answers in the loop of one process and inside FLARE's executor. An expected failure becomes a
-typed `Abstain`; the text of the error stays in the site's own log.
-
-What trains and measures at a site: its data, its model, and how much of both its memory takes.
+typed `Abstain`; the text of the error stays in the site's own log. `Trainer` has its data and its
+model: it trains and measures.
 """
 
 from __future__ import annotations

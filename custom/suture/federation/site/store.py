@@ -1,16 +1,14 @@
-"""What leaves a site: within its budgets, kept as it left, and a line of its ledger.
+"""What a site stores: its state between rounds, the counts it has sent, and each answer that has left it.
 
-A repeated task gets its kept answer again. Beside the answer stands its release, with the settings under
-which it was made, so that a site that is killed before the ledger has the line writes it afterwards as it
-would have been.
-
-What a site stores between rounds: the part of the model that is its own, and what the method keeps.
+An answer leaves within the budgets, is kept as it left, and is a line of the ledger. A repeated task gets
+its kept answer again. Beside the answer stands its release, with the settings under which it was made, so
+that a site that is killed before the ledger has the line writes it afterwards as it would have been.
 
 A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
-``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else the
-method keeps under ``kept/``. A frozen encoder, which no round changes, is a file of its own.
+``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else
+the method keeps under ``kept/``. A frozen encoder, which no round changes, is a file of its own.
 
-The counts that a site has sent: once in an experiment, whatever becomes of its data.
+Counts are sent once in an experiment, whatever becomes of its data.
 """
 
 from __future__ import annotations

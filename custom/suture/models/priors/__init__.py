@@ -2,15 +2,12 @@
 
 A prior on disk is prior.safetensors, the backbone alone, and prior.json, which holds everything else.
 
-A frozen network whose features of an image are the same for every party.
-
-Features of a frozen network, cached on disk: each input is read once, by whatever runs share the folder.
-
-An entry is one file: the features of all inputs of a party, named by a hash of them and of everything else
-that the numbers depend on. It is a NumPy array with a digest of each input and a SHA-256 behind it, written a
-batch at a time and then mapped, so memory does not grow with the number of inputs. A new entry takes what it
-can from others of the same network: other splits of the same images, or a table that has grown. Features tell
-of patients: only the owner of the files may read them.
+Its features of an image are the same for every party. They are cached on disk: each input is read once, by
+whatever runs share the folder. An entry is one file: the features of all inputs of a party, named by a hash
+of them and of everything else that the numbers depend on. It is a NumPy array with a digest of each input
+and a SHA-256 behind it, written a batch at a time and then mapped, so memory does not grow with the number
+of inputs. A new entry takes what it can from others of the same network: other splits of the same images,
+or a table that has grown. Features tell of patients: only the owner of the files may read them.
 """
 
 from __future__ import annotations
