@@ -165,7 +165,7 @@ def discover_labels(
         rest = [] if "finding_column" in known else [name for name in free if name not in refused]
         found = _list_classes(sheet, listed, rest, images)
         left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
-        asked, offered = {}, {}  # `_listed` asks what a column says of the findings
+        asked, offered = {}, {}  # `_list_classes` asks what a column says of the findings
     else:
         found = _in_columns(sheet, columns, named, values)
     for column in map(found.data.get, ("finding_column", "value_column")):

@@ -28,7 +28,7 @@ from suture.core.runtime import moved, repeatable, unusable
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inspection import size_notes
 from suture.learning.losses import probabilities
-from suture.learning.training import evaluation_batch, that_fits
+from suture.learning.training import evaluation_batch, retry_in_smaller_batches
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.documents import document_inputs, strange
@@ -204,7 +204,7 @@ class Model:
                     del read[row]
                 if read:
                     in_batches = partial(self._in_batches, list(read.values()))
-                    scores[list(read)] = that_fits(in_batches, len(read)).numpy()
+                    scores[list(read)] = retry_in_smaller_batches(in_batches, len(read)).numpy()
                 done += len(part)
                 if progress is not None:
                     progress(done, len(found))

@@ -333,7 +333,11 @@ def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     after = method.aggregate(before, sent, FIRST)
     for name, rows in before.head.items():
         same = torch.equal(after.head[name][2], rows[2])
-        _ensure(same, f"{name}: the row of a class that no site sent changed")
+        _ensure(
+            same,
+            f"{name}: the row of a class that no site sent changed: let `aggregate` keep it where the sites' "
+            "weights of the class are 0",
+        )
         _ensure(bool(torch.isfinite(after.head[name]).all()), f"{name} is not finite")
 
 

@@ -18,7 +18,7 @@ from suture.core.runtime import device_name, out_of_memory, repeatable, unusable
 from suture.federation.server.checks import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
-from suture.learning.training import that_fits
+from suture.learning.training import retry_in_smaller_batches
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData
 from suture_results.finetuning import FineTuning, tune
@@ -62,7 +62,7 @@ OTHER: list[Exception] = [
 def test_every_way_to_say_that_memory_is_full(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert out_of_memory(error)
     assert reason_of(error) == "out_of_memory"
-    assert that_fits(lambda size: fails(error) if size > 2 else size, 8) == 2
+    assert retry_in_smaller_batches(lambda size: fails(error) if size > 2 else size, 8) == 2
     if isinstance(error, RuntimeError):
         monkeypatch.setattr(torch, "zeros", lambda *_, **__: fails(error))
         assert unusable("cuda") == ""
@@ -72,7 +72,7 @@ def test_every_way_to_say_that_memory_is_full(error: Exception, monkeypatch: pyt
 def test_what_does_not_say_it(error: Exception) -> None:
     assert not out_of_memory(error)
     with pytest.raises(type(error)):
-        that_fits(lambda _: fails(error), 8)
+        retry_in_smaller_batches(lambda _: fails(error), 8)
 
 
 def fails(error: Exception) -> Any:

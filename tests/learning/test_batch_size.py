@@ -11,7 +11,7 @@ from PIL import Image
 
 from suture.core.labels import LabelSet
 from suture.data.batch import Augmentation, Samples
-from suture.learning.training import SiteContext, evaluation_batch, predict, that_fits
+from suture.learning.training import SiteContext, evaluation_batch, predict, retry_in_smaller_batches
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture_results.prediction import open_model
@@ -48,11 +48,11 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(caplog: pytest.LogCap
             raise torch.OutOfMemoryError("CUDA out of memory")
         return -size
 
-    assert that_fits(lambda size: compute(size, 50), 256) == -32
+    assert retry_in_smaller_batches(lambda size: compute(size, 50), 256) == -32
     assert tried == [256, 128, 64, 32]
     assert "batches of 32" in caplog.text
     with pytest.raises(torch.OutOfMemoryError):
-        that_fits(lambda size: compute(size, 0), 3)
+        retry_in_smaller_batches(lambda size: compute(size, 0), 3)
     assert tried[4:] == [3, 1]
 
 

@@ -39,13 +39,13 @@ from suture.models import ModelSpec
 from suture.protocol.decisions import Decision, Operating, Rule
 from suture.protocol.egress import (
     BOUND,
-    bound_counts,
+    bound_losses,
     complementary,
+    influence_without_one,
+    largest_share,
     near,
     on_grid,
-    share,
     training_loss,
-    without_one,
 )
 from suture.protocol.messages import ClassScore, Metrics
 from suture_papers.fedlsm.fedlsm import FedLSM
@@ -279,7 +279,7 @@ def test_figures_without_one_patient_differ_by_no_more_than_a_step(seed: int) ->
     y, s = rng.integers(0, 2, n).astype(np.float32), rng.normal(size=n).round(1)
     patients = rng.integers(int(rng.integers(6, 30)), size=n)
     patients = np.unique(patients, return_inverse=True)[1]
-    most, before = without_one(patients, y), auroc(y, s)
+    most, before = influence_without_one(patients, y), auroc(y, s)
     for patient in range(int(patients.max()) + 1):
         rest = patients != patient
         if np.isfinite(most):
@@ -299,9 +299,9 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
     y[rows] = torch.eye(3)[torch.from_numpy(rng.integers(3, size=int(rows.sum())))]
     other[rows] = torch.from_numpy(rng.choice([-1e4, 0.0, 1e4], size=(int(rows.sum()), 3)).astype(np.float32))
     changed = replace(part, y=y)
-    most = share(patients, np.ones(len(part)))
+    most = largest_share(patients, np.ones(len(part)))
     losses = [
-        entropy(p, bound_counts(o, label_type), label_type) or 0
+        entropy(p, bound_losses(o, label_type), label_type) or 0
         for p, o in ((part, logits * 5), (changed, other))
     ]
     assert abs(losses[0] - losses[1]) <= (BOUND + 0.02) * most + 1e-6
@@ -315,11 +315,11 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
 def test_a_bounded_loss_is_that_of_ordinary_logits(label_type: LabelType) -> None:
     part, logits = table([20, 20, 20], 1)
-    assert entropy(part, bound_counts(logits, label_type), label_type) == pytest.approx(
+    assert entropy(part, bound_losses(logits, label_type), label_type) == pytest.approx(
         entropy(part, logits, label_type), abs=1e-6
     )
     wrong = torch.where(part.y == 1, -1e6, 1e6)
-    assert entropy(part, bound_counts(wrong, label_type), label_type) == pytest.approx(BOUND, abs=0.02)
+    assert entropy(part, bound_losses(wrong, label_type), label_type) == pytest.approx(BOUND, abs=0.02)
 
 
 def test_a_site_bounds_what_one_image_adds_to_its_loss() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import MILD, Batch, Samples
-from suture.learning.training import SiteContext, activations, check_memory
+from suture.learning.training import SiteContext, activation_bytes, check_memory
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
 
@@ -36,7 +36,7 @@ def total(model: Classifier, batch: Batch) -> Tensor:
 
 
 def test_what_a_layer_keeps_is_counted_once() -> None:
-    assert activations(context(), total) == EACH
+    assert activation_bytes(context(), total) == EACH
 
 
 def test_counting_leaves_the_model_as_it_was() -> None:
@@ -44,7 +44,7 @@ def test_counting_leaves_the_model_as_it_was() -> None:
     site.model.backbone.append(nn.BatchNorm1d(8))
     before = {name: t.clone() for name, t in site.model.state_dict().items()}
     random = torch.get_rng_state()
-    assert activations(site, total) > EACH
+    assert activation_bytes(site, total) > EACH
     assert all(torch.equal(t, before[name]) for name, t in site.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
 

@@ -18,7 +18,7 @@ from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
-    activations,
+    activation_bytes,
     fit,
     on_known,
     predict,
@@ -139,7 +139,7 @@ def test_a_step_of_pretraining_waits_for_nothing(color: bool) -> None:
 def test_memory_and_compiling_are_checked_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPTIONS, "kernels", {"backend": "eager"})  # type: ignore[arg-type]
     with Simulated():
-        assert activations(site(NAME), LOSS) == activations(site("cpu"), LOSS)
+        assert activation_bytes(site(NAME), LOSS) == activation_bytes(site("cpu"), LOSS)
         compile_backbone(site(NAME), LOSS, "kernels")
 
 

@@ -30,8 +30,8 @@ WRONG = {
     "let its shape begin with CLASSES": (Channel("a", "up", (2, CLASSES), rows="own"),),
     "tells of each class: let its shape": (Channel("a", "facts", (2, CLASSES)),),
     "so does another channel: give each a": (Channel("a", "facts", (CLASSES,)), Channel("a", "down")),
-    "axis ANY and goes down": (Channel("a", "down", (CLASSES, VARIABLE)),),
-    "axis ANY and goes server": (Channel("a", "server", (CLASSES, VARIABLE)),),
+    "axis VARIABLE and goes down": (Channel("a", "down", (CLASSES, VARIABLE)),),
+    "axis VARIABLE and goes server": (Channel("a", "server", (CLASSES, VARIABLE)),),
 }
 
 

@@ -301,21 +301,21 @@ def execute(
 
     The others are the options of `suture run` of that name.
     """
-    from suture.execution.run import run_folder, run_job
+    from suture.execution.run import new_run_folder, run_job
 
     if env == "poc" or env == "prod":
         if workers is not None:
             raise ConfigError(
                 f"--workers is for simulated sites; with --env {env} each site has its own process"
             )
-        new = run_folder(job)
-        folder = run_folder(job, out) if out else new
+        new = new_run_folder(job)
+        folder = new_run_folder(job, out) if out else new
         how = {"sites": sites, "bundle": bundle, "resume": resume, "overwrite": overwrite}
         # The parties store their states under the new name, whatever the folder is called here.
         with _accompany(folder, watch):
             hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
-    folder = run_folder(job, out)
+    folder = new_run_folder(job, out)
     if env == "sim":
         _say_who_can_join()
     try:

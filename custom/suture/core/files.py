@@ -710,7 +710,7 @@ def only_maker(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            lock.unlink()  # by its holder alone: see `_locked`
+            lock.unlink()  # by its holder alone: see `FolderLock`
 
 
 def _lock(path: Path, seconds: float) -> IO[str]:

@@ -94,7 +94,7 @@ def set_aside(out: Path, files: list[Path]) -> None:
     for path in files:
         make_folder((to := out / REPLACED / path.relative_to(out)).parent)
         path.replace(to)
-    delete(out, [])
+    delete_files(out, [])
 
 
 def put_back(out: Path) -> None:
@@ -103,12 +103,12 @@ def put_back(out: Path) -> None:
     It may be broken off anywhere and repeated: without `PREPARING` nothing is deleted.
     """
     if (out / PREPARING).exists():
-        delete(out, [path for path in files_of_run(out)[0] if out / REPLACED not in path.parents])
+        delete_files(out, [path for path in files_of_run(out)[0] if out / REPLACED not in path.parents])
         (out / PREPARING).unlink()
     for path in [path for path in (out / REPLACED).rglob("*") if not path.is_dir()]:
         make_folder((to := out / path.relative_to(out / REPLACED)).parent)
         path.replace(to)
-    delete(out, [])
+    delete_files(out, [])
 
 
 def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
@@ -170,7 +170,7 @@ def made_here(out: Path) -> bool:
     return own_note(out / MADE) is not None
 
 
-def delete(out: Path, files: list[Path]) -> None:
+def delete_files(out: Path, files: list[Path]) -> None:
     """Delete files of a folder, and the folders below it that are then empty."""
     for path in files:
         path.unlink(missing_ok=True)
@@ -216,7 +216,7 @@ def run_job(
         ConfigError: the job cannot run in this environment, or the folder is in use; nothing is written.
         FederationError: the run failed; run.json and the message hold the first error of a site.
     """
-    folder = run_folder(job, out)
+    folder = new_run_folder(job, out)
     _check(job, env, folder, workers)
     check_folder(folder, job, resume=resume, overwrite=overwrite)
     with lock(folder), _processes(job, env, folder, workers or 1) as processes:
@@ -248,7 +248,7 @@ def _processes(job: Job, env: str, folder: Path, number: int) -> Iterator[Simula
         remove_leftovers(folder)  # of processes that were killed, as FLARE's are at the end too
 
 
-def run_folder(job: Job, out: str | Path | None = None) -> Path:
+def new_run_folder(job: Job, out: str | Path | None = None) -> Path:
     """Return the absolute path of the folder of a new run: OUT, by default ``runs/JOB-TIME``."""
     return Path(out or Path("runs") / f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}").expanduser().resolve()
 
@@ -620,7 +620,7 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
             if (out / "run.json").exists() and not (out / PREPARING).exists():
                 set_aside(out, before)
             begin_here(out)
-            delete(out, before)
+            delete_files(out, before)
         yield
     except BaseException:
         if (out / REPLACED).exists():
@@ -628,7 +628,7 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         # Without the mark nothing of a former run was deleted yet, and none of it may be lost.
         elif (out / PREPARING).exists() or not before:
             with suppress(OSError, ConfigError):
-                delete(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
+                delete_files(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
                 out.rmdir()
         raise
     if (out / REPLACED).exists():

@@ -229,7 +229,7 @@ def on_assigned(config: SiteConfig, meta: Mapping[str, Any], site: str) -> SiteC
 
 
 def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:
-    """Return the plan with what it names by `keys` as files of a party's own folder; see `Plan.located`.
+    """Return the plan with what it names by `keys` as files of a party's own folder; see `Plan.with_paths`.
 
     In a simulation (`SUTURE_SITES`) all parties are the person's who names a file: it may be any.
     """

@@ -40,7 +40,7 @@ from suture.protocol.decisions import (
     Operating,
     Rule,
 )
-from suture.protocol.egress import complementary, near, on_grid, share, without_one
+from suture.protocol.egress import complementary, influence_without_one, largest_share, near, on_grid
 from suture.protocol.messages import Labels, few, round_figure
 
 _Cells = Mapping[str, tuple[int, int]]
@@ -122,7 +122,7 @@ def _group(
 ) -> DecidedGroup:
     """Return how well the images of a group are decided; of each its label, decision and patient, ``[n]``."""
     found = rates(y.astype(np.float64), positive)
-    influence = without_one(patients, y) if limits.min_count else None
+    influence = influence_without_one(patients, y) if limits.min_count else None
     sent = [round_figure(rate) if influence is None else on_grid(rate, influence) for rate in found]
     with_it, without = (near(int((y == kind).sum()), limits.round_counts) for kind in (1, 0))
     return DecidedGroup(with_it, without, sent[0], sent[1])
@@ -213,8 +213,8 @@ def _disclose(
     rate: Callable[[float | None], float | None] = round_figure
     one = twice = rate
     if limits.min_count:
-        part = share(patients, ~np.isnan(y))
-        rate = partial(on_grid, influence=without_one(patients, y.astype(np.float32)))
+        part = largest_share(patients, ~np.isnan(y))
+        rate = partial(on_grid, influence=influence_without_one(patients, y.astype(np.float32)))
         one, twice = partial(on_grid, influence=part), partial(on_grid, influence=2 * part)
 
     def at(point: Decided) -> Decided:

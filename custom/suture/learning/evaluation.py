@@ -58,14 +58,14 @@ from suture.models.classifier import ENCODER, frozen_copy
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.egress import (
     MOST,
-    bound_counts,
+    bound_losses,
     complementary,
+    influence_without_one,
     largest_loss,
+    largest_share,
     near,
     on_grid,
-    share,
     step_of,
-    without_one,
 )
 from suture.protocol.messages import (
     FEW,
@@ -270,14 +270,14 @@ def split_loss(
     counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
     if int((counted > 0).sum()) < limits.min_loss:
         return None, None
-    scores = bound_counts(logits, label_type) if limits.min_loss else logits
+    scores = bound_losses(logits, label_type) if limits.min_loss else logits
     value = (
         entropy(part, scores, label_type) if test else float(how.loss(scores, *part.targets(), label_type))
     )
     if not limits.min_loss:
         return round_figure(value), None
     largest = largest_loss(label_type, part.y.shape[1])
-    influence = largest * share(part.patient_numbers, counted.numpy())
+    influence = largest * largest_share(part.patient_numbers, counted.numpy())
     return on_grid(value, influence, largest), step_of(influence, largest)
 
 
@@ -361,11 +361,11 @@ def influences(
 
     Args:
         names: of the columns of y, ``[n, c]``.
-        patients: as for `without_one`.
+        patients: as for `influence_without_one`.
     """
     truth = dict(zip(names, y.T, strict=True))
     counts = {name: (int((own == 1).sum()), int((own == 0).sum())) for name, own in truth.items()}
-    moved = {name: without_one(patients, own) for name, own in truth.items()}
+    moved = {name: influence_without_one(patients, own) for name, own in truth.items()}
     large = [name for name in truth if min(counts[name]) >= limits.min_count and moved[name] <= MOST]
     if label_type == "multiclass":
         large = complementary({n: positives for n, (positives, _) in counts.items()}, large, limits.min_count)
@@ -488,7 +488,7 @@ def overall(
     figures = multiclass_metrics(part.y.numpy(), logits.numpy())
     if limits is None or not limits.min_count:
         return figures if limits is None else {name: round_figure(value) for name, value in figures.items()}
-    moved = {"accuracy": share(part.patient_numbers, labelled.numpy())} | influence_on_means(part)
+    moved = {"accuracy": largest_share(part.patient_numbers, labelled.numpy())} | influence_on_means(part)
     sent = {name: on_grid(figures[name], most) for name, most in moved.items()}
     return {name: value for name, value in sent.items() if value is not None}
 

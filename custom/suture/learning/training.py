@@ -308,7 +308,7 @@ def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, m
     return max(1, min(most, _PIXELS // image.shape[2:].numel()))
 
 
-def that_fits(compute: Callable[[int], _Result], size: int) -> _Result:
+def retry_in_smaller_batches(compute: Callable[[int], _Result], size: int) -> _Result:
     """Return the result in batches of `size`, or of half as long as the memory of the device is too small.
 
     Raises:
@@ -330,7 +330,7 @@ _COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
 """Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""
 
 
-def activations(site: SiteContext, objective: Objective) -> float:
+def activation_bytes(site: SiteContext, objective: Objective) -> float:
     """The bytes that a forward pass keeps for the backward pass, for each image: of four less two, by two."""
     state = {name: tensor.clone() for name, tensor in site.model.state_dict().items()}
     site.model.train()
@@ -378,7 +378,7 @@ def check_memory(
         free = torch.cuda.mem_get_info(site.device)[0] + torch.cuda.memory_reserved(site.device)
     copies = ((_COPIES[optimiser] if p.requires_grad else 1, p) for p in site.model.parameters())
     weights = sum(n * p.numel() * p.element_size() for n, p in copies)
-    each = activations(site, objective)
+    each = activation_bytes(site, objective)
     needed = weights + size * each
     if needed <= free:
         return
@@ -795,7 +795,7 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
     site.model.eval()
     size = site.batch_size or evaluation_batch(samples.inputs, site.device)
     with repeatable(site.device):
-        return that_fits(partial(_logits, site, samples), size)
+        return retry_in_smaller_batches(partial(_logits, site, samples), size)
 
 
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:

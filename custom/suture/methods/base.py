@@ -1,7 +1,7 @@
 """What a method is: one value with two halves, what a site does and what the server does.
 
 A method is a frozen dataclass; its fields are its hyperparameters. The same value runs in the loop of one
-process (`federation.py`) and under NVIDIA FLARE, and knows neither. To add one, see docs/adding_a_method.md.
+process and under NVIDIA FLARE, and knows neither. To add one, see docs/adding_a_method.md.
 
 `SharingSpec` says what of a model travels in each round, what is sent once, and what stays at a site.
 """

@@ -301,7 +301,7 @@ class Participant:
 
     Attributes:
         present: the sites whose shares were passed on, and this one.
-        received: on which the masked update depends; see `masked`.
+        received: on which the masked update depends; see `Participant.mask`.
     """
 
     received: Received

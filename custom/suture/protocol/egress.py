@@ -45,6 +45,7 @@ Shapes = Mapping[str, Form]
 Way = Literal["up", "down", "facts", "site", "server"]
 
 Transport = Literal["float32", "float16", "int8"]
+"""The type in which the model's float32 tensors travel in a round of training."""
 
 T = TypeVar("T")
 
@@ -289,7 +290,9 @@ def _fault(channel: Channel) -> str:
         if not isinstance(kind, torch.dtype) or str(kind) != dtype or kind.is_complex:
             return f"whose type is {dtype!r}: set it to that of real numbers, such as 'torch.float32'"
         if VARIABLE in shape and channel.way not in ("site", "up"):
-            return f"which has an axis ANY and goes {channel.way}: only the ways site and up may have one"
+            return (
+                f"which has an axis VARIABLE and goes {channel.way}: only the ways site and up may have one"
+            )
     if channel.rows is not None and not channel.of_classes:
         return "whose rows are not classes: remove rows, or let its shape begin with CLASSES"
     if channel.way == "facts" and not channel.of_classes:
@@ -391,7 +394,7 @@ MOST = 0.5
 _GRIDS = tuple(m * 10.0**-j for j in range(6, -1, -1) for m in (1, 2, 5))
 
 
-def share(patients: NDArray[np.intp], counted: ArrayLike) -> float:
+def largest_share(patients: NDArray[np.intp], counted: ArrayLike) -> float:
     """Return the largest share that one patient has of what is counted; 1 where nothing is.
 
     Args:
@@ -402,11 +405,11 @@ def share(patients: NDArray[np.intp], counted: ArrayLike) -> float:
     return float(found.max() / found.sum()) if found.sum() else 1.0
 
 
-def without_one(patients: NDArray[np.intp], y: NDArray[np.float32]) -> float:
+def influence_without_one(patients: NDArray[np.intp], y: NDArray[np.float32]) -> float:
     """Return the influence of a patient on the figures of a class: s / (1 - s) of both kinds of images.
 
     Args:
-        patients: as for `share`.
+        patients: as for `largest_share`.
         y: labels of the class, [n]: 1, 0 or NaN.
 
     Returns:
@@ -453,7 +456,7 @@ def _nearest(value: float, step: float) -> float:
     return round_figure(round(value / step) * step)
 
 
-def bound_counts(logits: Tensor, label_type: LabelType) -> Tensor:
+def bound_losses(logits: Tensor, label_type: LabelType) -> Tensor:
     """Return logits ``[n, c]`` whose losses are at most `largest_loss`; ordinary ones are unchanged."""
     if label_type == "multilabel":
         most = math.log(math.expm1(BOUND))  # its sigmoid is 1 - e^-5

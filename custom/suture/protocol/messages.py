@@ -373,7 +373,8 @@ class TaskData:
 class SiteNumbers:
     """What a site says of its round in numbers: a part of its update, and of history.jsonl and the report.
 
-    A new number is declared here, and nowhere else; `Site` sets it, whatever method has trained.
+    A new number is declared here, and nowhere else. What training knows is set in `fit` and `update_of`, what
+    the site knows in `Site`; where each patient has an ε, only what that covers.
 
     Attributes:
         scalars: numbers: see the method; six digits.

@@ -71,8 +71,6 @@ from suture.protocol.messages import (
     Update,
 )
 
-"""The type in which the model's float32 tensors travel in a round of training."""
-
 VARIANCE = ".running_var"
 
 """The end of the names of batch norm's variances, which must not become negative."""
@@ -89,7 +87,7 @@ _LARGEST = torch.finfo(torch.float16).max
 
 _CODES, _SCALE = 127, 4  # the largest code; the bytes of a scale
 
-_MOST = float(torch.tensor(_LARGEST) / _CODES)  # the largest scale, rounded as `_encoded` rounds it
+_MOST = float(torch.tensor(_LARGEST) / _CODES)  # the largest scale, rounded as `_encode` rounds it
 
 
 def narrow(tensor: Tensor, transport: Transport) -> Tensor:

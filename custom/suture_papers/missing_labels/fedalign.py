@@ -59,7 +59,7 @@ from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, own_rows
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
-from suture.protocol.egress import CLASSES, OWNED_CLASSES, Channel, Egress, on_grid, share
+from suture.protocol.egress import CLASSES, OWNED_CLASSES, Channel, Egress, largest_share, on_grid
 from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.confident import of_no_other_class
 from suture_papers.missing_labels.prototypes import along
@@ -224,7 +224,7 @@ def _f1(positive: Tensor, y: Tensor, patients: NDArray[np.intp], min_count: int)
     value = float(2 * right.sum() / of.sum().clamp(min=1))
     if not min_count:
         return value
-    most = share(patients, of.numpy())  # without the patient, F1 differs by at most s / (1 - s)
+    most = largest_share(patients, of.numpy())  # without the patient, F1 differs by at most s / (1 - s)
     return on_grid(value, most / (1 - most) if most < 1 else float("inf"))
 
 

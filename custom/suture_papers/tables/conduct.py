@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder, read_json
 from suture.data.config import SiteConfig, StorageConfig, load_site_config
 from suture.execution.job_files import job_file, refuse_code
-from suture.execution.run import delete, files_of_run
+from suture.execution.run import delete_files, files_of_run
 from suture.execution.sites import this_machine
 from suture.protocol.messages import ClassScore
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
@@ -232,7 +232,9 @@ def _tidy(out: Path, session: Session) -> None:
         return
     parts = {path: path.relative_to(out).parts for path in own}
     within = {path: part[2:] if part[:2] == SERVER.parts else part[1:] for path, part in parts.items()}
-    delete(out, [p for p in own if parts[p][0] == "state" or (parts[p][0] == "sites" and len(within[p]) > 1)])
+    delete_files(
+        out, [p for p in own if parts[p][0] == "state" or (parts[p][0] == "sites" and len(within[p]) > 1)]
+    )
 
 
 def _add_tests(run: Run, session: Session) -> None:

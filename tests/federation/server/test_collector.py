@@ -86,9 +86,11 @@ def test_only_accepted_updates_count(collector: UpdateCollector) -> None:
     take("b", update(value=float("nan")))
     take("c", pack(Abstain("out_of_memory", "MemoryError")))
     take("stranger", update())
-    take("a", update())
+    for again in ("a", "b", "c"):
+        take(again, update())
     assert not take.enough(SITES)
     assert collector.accepted() == ["a"]
+    assert [collector.lines[site].status for site in "abc"] == ["accepted", "rejected", "abstained"]
 
 
 def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(

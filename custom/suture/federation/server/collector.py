@@ -249,7 +249,7 @@ class UpdateCollector:
             if exchange not in (None, self.exchange) or not self._open:
                 log.warning("a late answer of %s is ignored", site)
                 return
-            if site not in self._allowed or site in self.answers:
+            if site not in self._allowed or self.lines[site].status != "missing":
                 log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
             line = replace(self.lines[site], seconds=round(time.monotonic() - self.since, 3))
@@ -257,7 +257,10 @@ class UpdateCollector:
                 # Before anything else: even to measure a header costs memory.
                 check_size(packed)
                 line = replace(line, bytes_up=packed.nbytes)
-                line = self._take(site, self._check(site, packed), line)
+                reply = self._check(site, packed)
+                if isinstance(reply, (Update, Scores, Evaluation)):
+                    line = replace(line, spent=reply.spent)  # by what it sent, even if that is refused
+                line = self._take(site, reply, line)
             except RejectedUpdate as error:
                 line = replace(line, status="rejected", reason=str(error))
                 log.warning("rejected: %s, round %d: %s", site, self._allowed[site].task.round, error)
@@ -284,8 +287,6 @@ class UpdateCollector:
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return replace(line, status="abstained", reason=f"{reply.reason} ({reply.error}{rows})")
         line = replace(line, status="accepted")
-        if isinstance(reply, (Update, Scores, Evaluation)):
-            line = replace(line, spent=reply.spent)
         if isinstance(reply, Masking):
             self._accepted_at[site] = time.monotonic()
         if isinstance(reply, Update):
@@ -353,7 +354,7 @@ class UpdateCollector:
         """Return the closed exchange as a round of history.jsonl.
 
         Args:
-            named: translates values by a site's spelling of the classes; see `SiteRegistry.named`.
+            named: translates values by a site's spelling of the classes; see `SiteRegistry.rename_keys`.
         """
         pointing, sites = cosines({site: norms.direction for site, norms in self.norms.items()}), {}
         for site, line in sorted(self.lines.items()):
@@ -430,7 +431,7 @@ class Receiver:
         The quorum is complete then, and the others are absent or their grace period is over.
 
         Only updates begin the grace period. A site that fetches its task later has as long from then on; see
-        `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.
+        `Attendance.is_awaited`. Where all sites are needed, a site that is gone is waited for.
         """
         attendance, quorum, grace = self._collector.attendance, self._quorum, self._grace
         usable, accepted_at = self._collector.arrived()

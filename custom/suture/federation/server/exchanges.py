@@ -155,7 +155,7 @@ class Assigner:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedDecisions:
     """What was fitted to the counts of scores of the sites that answered.
 
     Attributes:
@@ -168,7 +168,9 @@ class Fitted:
     site_diagrams: Mapping[str, Mapping[str, Diagrams]]
 
 
-def fit_decisions(registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings) -> Fitted:
+def fit_decisions(
+    registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings
+) -> FittedDecisions:
     """Fit operating points, of each class together and by site."""
     counts = {site: registry.rename_keys(site, _by_class(one)) for site, one in sorted(scores.items())}
     names = sorted({name for found in counts.values() for name in found})
@@ -177,7 +179,7 @@ def fit_decisions(registry: SiteRegistry, scores: Mapping[str, Scores], settings
     points = {site: _fit(curves, settings) for site, curves in sites.items()}
     decisions = Decisions(settings, _fit(pooled, settings), points)
     drawn = {site: _draw(curves, decisions, site) for site, curves in sites.items()}
-    return Fitted(decisions, _draw(pooled, decisions, None), drawn)
+    return FittedDecisions(decisions, _draw(pooled, decisions, None), drawn)
 
 
 def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dict[str, Decision]:

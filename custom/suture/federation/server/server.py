@@ -33,7 +33,7 @@ from suture.federation.server.checks import (
     check_selection,
 )
 from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
-from suture.federation.server.exchanges import Exchanges, Fitted, Task, Undo, fit_decisions
+from suture.federation.server.exchanges import Exchanges, FittedDecisions, Task, Undo, fit_decisions
 from suture.federation.server.global_model import initial, read_model, serve, unpack_model, with_labels
 from suture.federation.server.masks import Masks
 from suture.federation.server.norm_bound import NormBound, norm_of
@@ -139,7 +139,7 @@ class Server:
         self.stage, self.round = Stage.IDLE, 0
         self.model: GlobalModel
         self.state = RunState(ModelSelection(by=schedule.selection), None, frozenset(), ((0, plan.code),))
-        self.fitted: Fitted | None = None
+        self.fitted: FittedDecisions | None = None
         self.unmeasured: dict[str, dict[str, Counted]] = {}
         self._pooled, self._facts, self._failures = pooled, ClassFacts(), 0
 
