@@ -208,7 +208,7 @@ class FedNova(LocalAveraging):
     def egress(self, layout: Layout) -> Egress:
         return replace(super().egress(layout), scalars={"steps": (1.0, 1e6)})
 
-    def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
+    def weigh(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
         update = super().weigh(site, received, round_, fitted)
         return replace(update, scalars={"steps": float(fitted.steps)})
 
