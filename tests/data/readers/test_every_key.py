@@ -369,7 +369,7 @@ def outcome(values: Values) -> Any:
 
 @cache
 def first_outcome(text: str) -> Any:
-    """The outcome of values as JSON, which most keys of a case share. Data of one test may lie where another's did."""
+    """The outcome of values as JSON, which most keys of a case share, but for spoiled data."""
     return outcome(json.loads(text))
 
 
