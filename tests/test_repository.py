@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -39,8 +40,10 @@ def installed_with(name: str, extras: set[str], found: set[str]) -> set[str]:
 
 
 def test_constraints_pin_all_that_is_installed() -> None:
-    lines = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    pinned = {canonicalize_name(line) for line in lines}
+    lines = re.findall(r"^([\w.-]+)==(.+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = {canonicalize_name(name) for name, _ in lines}
+    if ("pytest", version("pytest")) not in lines:
+        pytest.skip("installed without the constraints, as by `make lowest`")
     extras = set(distribution("suture").metadata.get_all("Provides-Extra", ()))
     found = {name for name, *_ in installed_with("suture", extras, set())} - {"suture"}
     assert len(found) > 50

@@ -371,7 +371,7 @@ def outcome(values: Values) -> Any:
 
 @cache
 def first_outcome(text: str) -> Any:
-    """The outcome of values as JSON, which most keys of a case share."""
+    """The outcome of values as JSON, which most keys of a case share, but for spoiled data."""
     return outcome(json.loads(text))
 
 
@@ -399,7 +399,7 @@ def test_a_key_changes_something_or_is_refused(case: str, key: str, written: Any
         given.pop("labels", None)
     if key == "text_column":
         given.pop("root", None)  # which is for images
-    before = first_outcome(json.dumps(given))
+    before = outcome(given) if key in SPOILED else first_outcome(json.dumps(given))
     if key == "labels":
         assert not isinstance(before, str), before
         value: Any = [before[0].names[-1]] if len(before[0]) > 1 else ["Mass"]
