@@ -22,7 +22,7 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
-from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
+from suture.protocol.check import AllowedReply, Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Transport
 from suture.testing import check_method
@@ -329,13 +329,15 @@ def test_a_loss_that_is_none_is_named(loss: float | None, found: str) -> None:
 def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = Assigner._payload
+    plain, others = Assigner.assign, {"head.others": torch.zeros(4, 2)}
 
-    def leaking(self: Assigner, task: Task, *how: Any) -> TaskData:
-        payload = plain(self, task, *how)
-        return replace(payload, fixed={**payload.fixed, "head.others": torch.zeros(4, 2)})
+    def leaking(self: Assigner, task: Task) -> dict[str, AllowedReply]:
+        return {
+            site: replace(allowed, task=replace(allowed.task, fixed=allowed.task.fixed | others))
+            for site, allowed in plain(self, task).items()
+        }
 
-    monkeypatch.setattr(Assigner, "_payload", leaking)
+    monkeypatch.setattr(Assigner, "assign", leaking)
     with pytest.raises(AssertionError, match=r"alpha was sent \[2, 4\] rows and may see 2 classes"):
         checks.federations_run_and_repeat(subject_of(FedProx()))
 
