@@ -22,7 +22,8 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
-from suture.protocol.check import AllowedReply, Channel, Egress, Layout, add_prefix, strip_prefix
+from suture.protocol.check import AllowedReply
+from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Transport
 from suture.testing import check_method
