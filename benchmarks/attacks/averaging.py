@@ -31,7 +31,7 @@ from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.server.global_model import initial
 from suture.federation.site.site import Site
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

@@ -43,10 +43,10 @@ from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.server.global_model import initial
-from suture.federation.server.norm_bound import Measure, cosines
+from suture.federation.server.norms import Measure, cosines
 from suture.federation.site.patient_privacy import count_mechanism
+from suture.learning.dp_sgd import PatientPrivacy
 from suture.learning.metrics import auroc
-from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.samples import load_samples
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, layout_of, local_round

@@ -40,8 +40,8 @@ from suture.data.batch import FEATURES, ROW, Augmentation, Samples
 from suture.data.table import Split
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.server.global_model import initial
+from suture.learning.dp_sgd import PatientPrivacy
 from suture.learning.metrics import auroc
-from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
 from suture.methods.surgical import SurgicalAggregation

@@ -39,7 +39,7 @@ from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.site.site import Site
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state

@@ -29,7 +29,7 @@ from suture.federation.loop import Loop
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.learning.samples import load_samples, single_target
 from suture.learning.training import LocalRound, SiteContext
 from suture.models import ModelSpec, build

@@ -37,7 +37,7 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.record import Record, describe
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.models import ModelSpec, build
 from suture.models.classifier import NormPolicy
 from suture.protocol.packing import Transport

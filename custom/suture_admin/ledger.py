@@ -18,7 +18,7 @@ from suture.core.escaping import number_of, rich
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import load_site_config
 from suture.federation.site.ledger import ANCHOR, FILE, Ledger, Mark, Release, tally_of
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.privacy.differential_privacy import epsilon
 from suture.protocol.messages import Spent
 

@@ -21,7 +21,7 @@ from suture.core.labels import check_experiment, shown_name
 from suture.data.config import find_server_config
 from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
-from suture.federation.store import EXPERIMENTS, experiment_folder
+from suture.federation.state_files import EXPERIMENTS, experiment_folder
 from suture.flare import EXPERIMENT, SHARED_WITH, named_by
 from suture.flare.kit import Kit, options_of, read_kit
 

@@ -32,7 +32,7 @@ from suture.execution.run import check_folder, lock, preparing
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.flare.kit import Kit
 from suture_admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture_results.card import write_pages

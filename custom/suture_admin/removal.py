@@ -19,7 +19,7 @@ from suture.federation.server.global_model import classifier, pack_model, read_m
 from suture.federation.server.record import LOCK
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.state import RunState
-from suture.federation.store import UPDATES, Rounds, drop_updates, experiment_folder
+from suture.federation.state_files import UPDATES, Rounds, drop_updates, experiment_folder
 from suture.methods import method_class
 from suture.models.classifier import ENCODER
 from suture.models.saved import save_model

@@ -28,7 +28,7 @@ from suture.federation.server.record import describe
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.federation.site.store import Answer
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.methods.base import Method, layout_of

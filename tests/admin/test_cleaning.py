@@ -20,7 +20,7 @@ from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.files import hold, shared_features
 from suture.federation.loop import Loop, federate
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.methods.surgical import SurgicalAggregation
 from suture_admin import cleaning
 from suture_admin.doctor import examine

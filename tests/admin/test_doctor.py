@@ -22,7 +22,7 @@ from suture.cli import app
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import SiteConfig, TrainingConfig
 from suture.federation.site.ledger import Ledger, Release
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.flare.kit import read_kit
 from suture_admin import doctor, kit_checks
 from suture_admin.doctor import examine

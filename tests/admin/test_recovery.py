@@ -15,7 +15,7 @@ import suture_admin.recovery as recovery
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.flare import EXPERIMENT, SHARED_WITH, named_by
 from suture.flare.kit import Kit, read_kit
 from suture_admin.recovery import newest, resume, state_on_this_machine

@@ -17,7 +17,7 @@ from suture.core.errors import ConfigError, DataError, FederationError
 from suture.execution.job import load_job
 from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.kit import Kit, read_kit
 from suture.methods.surgical import SurgicalAggregation

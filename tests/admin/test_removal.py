@@ -19,7 +19,7 @@ from suture.federation.server.global_model import read_model
 from suture.federation.server.record import LOCK, describe
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
-from suture.federation.store import UPDATES
+from suture.federation.state_files import UPDATES
 from suture.models.saved import load_model
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load

@@ -21,7 +21,7 @@ from proxy import Proxy
 from own_poc import own_port
 from suture.data.config import load_site_config
 from suture.execution.job import Job, load_job, with_settings
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.flare.kit import Kit, project_admin
 from suture_admin.poc import parties, prepare, project_of, project_template, provision
 from suture_admin.processes import parties_of, start, stop

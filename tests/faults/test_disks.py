@@ -21,7 +21,7 @@ from suture.core.errors import FederationError
 from suture.core.files import whole_lines
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Evaluation, TaskData, Update

@@ -25,7 +25,7 @@ from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
 from suture.data.table import Table
 from suture.execution import run as running
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.flare.recipe import export_job
 from suture.learning.samples import decode
 from suture.models import ModelSpec, build

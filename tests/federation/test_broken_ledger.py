@@ -20,7 +20,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server, open_server
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, TaskData, Update

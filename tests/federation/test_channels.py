@@ -15,7 +15,7 @@ from strangers.scaffold import Scaffold
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.federation.loop import Loop
 from suture.federation.server.global_model import read_model
-from suture.federation.server.norm_bound import Measure
+from suture.federation.server.norms import Measure
 from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining

@@ -11,7 +11,7 @@ import pytest
 from rounds import configured, reply_of
 from suture.core.privacy import PrivacyConfig
 from suture.federation.loop import Loop
-from suture.federation.server.norm_bound import untrainable
+from suture.federation.server.norms import untrainable
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.site.ledger import Ledger, Release
 from suture.federation.site.site import Site
@@ -54,7 +54,7 @@ def test_a_tightened_limit_does_not_hold_back_the_open_round(tiny: Any) -> None:
 
 
 def asked(site: Site, task: TaskData) -> str:
-    return site.releases.request(task, site._allow(task))
+    return site.releases.digest_request(task, site._allow(task))
 
 
 def test_more_rounds_are_no_other_question_about_the_same_model(tiny: Any) -> None:

@@ -21,7 +21,7 @@ from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.learning.patient_privacy import gaussian
+from suture.learning.dp_sgd import gaussian
 from suture.learning.training import LocalTraining, NonFiniteLoss
 from suture.methods.surgical import SurgicalAggregation
 from suture.privacy.differential_privacy import Mechanism, Noise, rounded_up

@@ -16,7 +16,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation

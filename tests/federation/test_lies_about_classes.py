@@ -14,7 +14,7 @@ from between import Between
 from rounds import conformant
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Measure, NormBound, Norms
+from suture.federation.server.norms import Measure, NormBound, Norms
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method

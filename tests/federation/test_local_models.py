@@ -15,7 +15,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.global_model import unpack_model
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec

@@ -27,7 +27,7 @@ from suture.federation.server.server import Server
 from suture.federation.site import masks
 from suture.federation.site.masks import FILE, MASKED
 from suture.federation.site.site import Site
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from suture.core.errors import SutureError
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.protocol.packing import Packed
 
 

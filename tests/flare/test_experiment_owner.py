@@ -20,7 +20,7 @@ from suture.execution.job import load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
 from suture.federation.plan import code_hash
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor

@@ -23,7 +23,7 @@ from suture.data.config import load_server_config
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
 from suture.federation.ownership import OWNER
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.flare.kit import Kit, read_kit_json
 from suture.flare.recipe import export_job
 from suture_admin.doctor import examine

@@ -18,8 +18,8 @@ from hypothesis_profiles import examples
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import MILD, Augmentation, Batch, Samples
+from suture.learning.dp_sgd import PatientPrivacy, example_gradients, gaussian, uniform
 from suture.learning.losses import masked_bce
-from suture.learning.patient_privacy import PatientPrivacy, example_gradients, gaussian, uniform
 from suture.learning.training import LocalRound, LocalTraining, NonFiniteLoss, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode
@@ -212,7 +212,7 @@ def test_a_step_without_patients_is_one_of_noise() -> None:
 
 def test_a_large_batch_is_computed_in_parts(monkeypatch: Any) -> None:
     whole = train(private(context(), 0.5))
-    monkeypatch.setattr("suture.learning.patient_privacy._TOGETHER", 2)
+    monkeypatch.setattr("suture.learning.dp_sgd._TOGETHER", 2)
     assert all(torch.allclose(whole[n], t, atol=1e-7) for n, t in train(private(context(), 0.5)).items())
 
 

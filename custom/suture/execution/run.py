@@ -54,7 +54,7 @@ from suture.federation.server.registry import Agreement, Member, SiteRegistry, a
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect, read_left_out, write_left_out
 from suture.federation.site.site import Site, check_consent
-from suture.federation.store import Rounds, experiment_folder
+from suture.federation.state_files import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
 from suture.learning.samples import SiteSamples, load_samples, pool
 from suture.methods.source import source_of

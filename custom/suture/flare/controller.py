@@ -45,7 +45,7 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.collector import Receiver
 from suture.federation.server.record import LEDGERS, LOCK, TAKEOVER
 from suture.federation.server.server import Server, open_server
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.flare import CODE, FINGERPRINT, GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring

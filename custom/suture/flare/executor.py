@@ -26,7 +26,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.federation.site.store import Answer
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.flare import CODE, FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import TaskNotifier

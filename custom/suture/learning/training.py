@@ -41,9 +41,9 @@ from suture.data.batch import (
     view_key,
 )
 from suture.data.table import Split
+from suture.learning.dp_sgd import PatientPrivacy, refuse_batch_norm
 from suture.learning.features import FeatureStore
 from suture.learning.losses import Objective as Objective
-from suture.learning.patient_privacy import PatientPrivacy, refuse_batch_norm
 from suture.models.classifier import (
     HEADS,
     Classifier,

@@ -39,7 +39,7 @@ import numpy as np
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.learning.patient_privacy import Draw, gaussian
+from suture.learning.dp_sgd import Draw, gaussian
 from suture.learning.training import NonFiniteLoss
 from suture.protocol.egress import add_prefix, strip_prefix, training_loss
 from suture.protocol.messages import TaskData, Trait, Update, fields_with, round_figure

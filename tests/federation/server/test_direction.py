@@ -13,7 +13,7 @@ from torch import Tensor
 from between import Between
 from noted import noted
 from suture.federation.loop import federate
-from suture.federation.server.norm_bound import Direction, Measure, class_signs, cosines
+from suture.federation.server.norms import Direction, Measure, class_signs, cosines
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.privacy.robust import site_updates

@@ -15,10 +15,10 @@ from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.checks import check_unchanged, fixed_settings
-from suture.federation.server.norm_bound import NormBound
+from suture.federation.server.norms import NormBound
 from suture.federation.server.selection import Best, ModelSelection, lower_loss
 from suture.federation.server.state import RunState
-from suture.federation.store import FORMAT, Rounds
+from suture.federation.state_files import FORMAT, Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL

@@ -14,9 +14,9 @@ from noted import noted
 from rounds import conformant
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
-from suture.federation.server.norm_bound import untrainable
+from suture.federation.server.norms import untrainable
 from suture.federation.server.server import Server
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
 from suture.methods.surgical import SurgicalAggregation

@@ -267,7 +267,7 @@ def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytes
             raise OSError(errno.ENOSPC, "No space left on device")
         save(self, number, *args, **kwargs)
 
-    monkeypatch.setattr("suture.federation.store.Rounds.save", full)
+    monkeypatch.setattr("suture.federation.state_files.Rounds.save", full)
     with pytest.raises(OSError, match="No space left"):
         federate(server, Loop(federation.sites()))
     monkeypatch.undo()

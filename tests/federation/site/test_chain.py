@@ -20,7 +20,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.federation.site import ledger as chain
 from suture.federation.site.abstention import LedgerBroken
 from suture.federation.site.ledger import Ledger, Release, read_anchor
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain

@@ -22,7 +22,7 @@ from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (
     ClassScore,

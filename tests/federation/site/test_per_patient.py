@@ -18,8 +18,8 @@ from suture.data.batch import MILD
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.patient_privacy import check_protected, mechanism_of_round
 from suture.federation.site.site import Site
-from suture.federation.store import EXPERIMENTS
-from suture.learning.patient_privacy import gaussian
+from suture.federation.state_files import EXPERIMENTS
+from suture.learning.dp_sgd import gaussian
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
@@ -171,7 +171,7 @@ def test_a_failure_of_any_kind_after_steps_costs_them(tiny: Any, monkeypatch: py
     def full(*_: Any) -> Any:
         raise torch.OutOfMemoryError("a large batch was drawn")
 
-    monkeypatch.setattr("suture.learning.patient_privacy.PatientPrivacy.step", full)
+    monkeypatch.setattr("suture.learning.dp_sgd.PatientPrivacy.step", full)
     assert reply_of(site, task).reason == "out_of_memory"
     assert [line["answer"] for line in trained_lines(site)] == [""]
 
@@ -186,7 +186,7 @@ def test_an_aborted_round_from_which_nothing_left_costs_nothing(
         raise Aborted("the job was aborted")
 
     with monkeypatch.context() as patch:
-        patch.setattr("suture.learning.patient_privacy.PatientPrivacy.step", aborted)
+        patch.setattr("suture.learning.dp_sgd.PatientPrivacy.step", aborted)
         with pytest.raises(Aborted):
             site.answer(task)
     assert not trained_lines(site)
@@ -263,7 +263,7 @@ def test_a_changed_epsilon_holds_from_the_next_answer_on(tiny: Any) -> None:
     sigma = site.releases.first_counts.multiplier
     site.close()
     larger = site_of(protected(federation, epsilon=40.0), "own")
-    larger.releases.private(())
+    larger.releases.plan_privacy(())
     assert larger.releases.first_counts.multiplier == sigma
     smaller = site_of(protected(federation, epsilon=1.0), "own")
     assert reply_of(smaller, replace(task, round=2, committed=1)).reason == "budget"

@@ -18,7 +18,7 @@ from rounds import reply_of
 from suture.federation.loop import Loop, federate
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
-from suture.federation.store import EXPERIMENTS, RETAINED
+from suture.federation.state_files import EXPERIMENTS, RETAINED
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, Evaluation, SiteInfo, TaskData, Update

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.escaping import printable
-from suture.federation.server.norm_bound import Measure, NormBound, Norms, cosines
+from suture.federation.server.norms import Measure, NormBound, Norms, cosines
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import (
     RECORDED,

@@ -28,7 +28,7 @@ import torch
 from suture.core.files import atomic_write, read_json, read_regular, write_json
 from suture.federation.plan import Plan
 from suture.federation.server.collector import UpdateCollector
-from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
+from suture.federation.server.norms import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, layout_of
 from suture.models.classifier import Layout

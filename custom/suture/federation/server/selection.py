@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.validation import OPEN
 from suture.federation.plan import Selection
 from suture.federation.server.registry import SiteRegistry
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Count, Figures, Metrics
 from suture.protocol.records import Round, informative_weights

@@ -33,10 +33,11 @@ from suture.federation.server.checks import (
     check_selection,
 )
 from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
-from suture.federation.server.exchanges import Exchanges, FittedDecisions, Task, Undo, fit_decisions
+from suture.federation.server.decisions import FittedDecisions, fit_decisions
+from suture.federation.server.exchanges import Exchanges, Task, Undo
 from suture.federation.server.global_model import initial, read_model, serve, unpack_model, with_labels
 from suture.federation.server.masks import Masks
-from suture.federation.server.norm_bound import NormBound, norm_of
+from suture.federation.server.norms import NormBound, norm_of
 from suture.federation.server.notes import (
     exclusion_notes,
     ledger_notes,
@@ -50,7 +51,7 @@ from suture.federation.server.record import LEDGERS, Record, SiteLedgers, descri
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
-from suture.federation.store import Rounds, drop_updates, keep_updates
+from suture.federation.state_files import Rounds, drop_updates, keep_updates
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext, check_facts, layout_of
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER

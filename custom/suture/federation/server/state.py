@@ -14,10 +14,10 @@ from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.global_model import pack_model, read_model
-from suture.federation.server.norm_bound import NormBound
+from suture.federation.server.norms import NormBound
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import ModelSelection
-from suture.federation.store import Rounds
+from suture.federation.state_files import Rounds
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Codes, Count, Label, Word
 from suture.protocol.packing import Packed

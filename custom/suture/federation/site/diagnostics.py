@@ -26,7 +26,7 @@ from suture.core.runtime import out_of_memory, seed_torch
 from suture.data.batch import Batch, Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
-from suture.federation.store import experiment_folder
+from suture.federation.state_files import experiment_folder
 from suture.learning.training import Objective, Observer, SiteContext, ready_inputs
 from suture.models.classifier import Classifier
 

@@ -39,7 +39,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.core.runtime import now
 from suture.core.validation import OPEN, STRICT
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
-from suture.federation.store import EXPERIMENTS
+from suture.federation.state_files import EXPERIMENTS
 from suture.privacy.differential_privacy import Mechanism, compose, epsilon, rounded_up
 from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (

@@ -23,7 +23,7 @@ from suture.core.files import append_line, hold, read_json, read_records, write_
 from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure
+from suture.federation.server.norms import LARGEST_UPDATE, Measure
 from suture.federation.site.store import Answer
 from suture.models.classifier import HEADS
 from suture.privacy.masking import (
@@ -92,7 +92,7 @@ class SiteMasks:
         identity: signs the site's keys.
 
     Attributes:
-        request: by which the site is asked for an update; see `Releases.request`.
+        request: by which the site is asked for an update; see `Releases.digest_request`.
     """
 
     request = ""

@@ -11,7 +11,7 @@ import math
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, round_context
-from suture.learning.patient_privacy import refuse_batch_norm
+from suture.learning.dp_sgd import refuse_batch_norm
 from suture.methods.base import resolve_training
 from suture.models.classifier import Classifier, Layout, train_mode
 from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, multiplier_for

@@ -336,7 +336,9 @@ class Site:
                 task = restore_task(task, self._layout(task), self.plan.transport)
                 allowed = self._allow(task)
                 self.releases.accept_labels(allowed.own)
-                request = self.releases.request(task, allowed, afresh=secure and not self.masks.continues)
+                request = self.releases.digest_request(
+                    task, allowed, afresh=secure and not self.masks.continues
+                )
                 self.masks.request = request if secure else ""
                 kept = self.releases.read_kept(task, request, allowed)
                 if kept is None:
@@ -388,7 +390,7 @@ class Site:
     def _images(self) -> int:
         """The number of training images that the site announces: with its ε, of patients with noise."""
         train = self.trainer.data[1]["train"]
-        private = self.releases.private(train.patients)
+        private = self.releases.plan_privacy(train.patients)
         return private.patients if private else len(train)
 
     def _layout(self, task: TaskData) -> Layout:
@@ -433,7 +435,7 @@ class Site:
     def _state(self, task: TaskData) -> Packed:
         """Return the state from which the site answers, once the ledger has what it cost."""
         state = self.states.before(task)
-        self.releases.cover(state.header)
+        self.releases.settle_unsent(state.header)
         if task.task == "train" and self.plan.secure_aggregation and not self.masks.goes_on(state.header):
             return own_part_of(state)
         return state
@@ -448,16 +450,17 @@ class Site:
             # one.
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
-        context = replace(context, private=self.releases.private(context.samples["train"].patients))
+        context = replace(context, private=self.releases.plan_privacy(context.samples["train"].patients))
         try:
             update, keep, local = self.trainer.train(context, task, state, where)
         except Exception as error:
             if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
                 self.releases.spend(task)
             raise
-        # The state first, then the answer: a site killed between the two finds in the mark what it still owes
-        # to the ledger (`Releases.cover`). The other way round it could not train on from what it has sent.
-        marks = self.releases.mark() | self.masks.mark()
+        # The state first, then the answer: a site killed between the two finds in the mark what it still
+        # owes to the ledger (`Releases.settle_unsent`). The other way round it could not train on from what
+        # it has sent.
+        marks = self.releases.anchor_mark() | self.masks.mark()
         self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limit(update, task, allowed, local.images_of(allowed.images))

@@ -38,9 +38,9 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
-from suture.federation.store import Rounds, read_state
+from suture.federation.state_files import Rounds, read_state
+from suture.learning.dp_sgd import PatientPrivacy, gaussian
 from suture.learning.evaluation import NOTHING, counts_of
-from suture.learning.patient_privacy import PatientPrivacy, gaussian
 from suture.learning.training import LOSS_SCALE
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabel
@@ -191,7 +191,7 @@ class States:
 
         Args:
             keep: what the method keeps.
-            facts: for the header: the name of the phase, `Releases.mark` and `SiteMasks.mark`.
+            facts: for the header: the name of the phase, `Releases.anchor_mark` and `SiteMasks.mark`.
 
         Raises:
             ConfigError: the method keeps what it does not declare.
@@ -413,7 +413,7 @@ class Releases:
         self.ledger.accept_labels(data.synonyms, {name: relations.parents[name] for name in related})
         self._accepted = True
 
-    def private(self, patients: Sequence[str]) -> PatientPrivacy | None:
+    def plan_privacy(self, patients: Sequence[str]) -> PatientPrivacy | None:
         """Return how the site trains with its ε per patient; None where it has none.
 
         The first time, noise is added to its number of patients, and the ledger has it before anything
@@ -462,11 +462,11 @@ class Releases:
         if of := self.mechanism(task):
             self.ledger.record(spent_on(self._experiment, "train", task.round, self._privacy, of))
 
-    def mark(self) -> dict[str, int]:
-        """Return what the state of a round says for `cover`: the length of the ledger when it was trained."""
+    def anchor_mark(self) -> dict[str, int]:
+        """Return the length of the ledger when a round was trained, as its state has it for `settle_unsent`."""
         return {"releases": len(self.ledger.releases())} if self._patients else {}
 
-    def cover(self, state: Mapping[str, Any]) -> None:
+    def settle_unsent(self, state: Mapping[str, Any]) -> None:
         """Spend on a stored round, which is about to be used, if the site was killed before its answer left.
 
         Args:
@@ -541,7 +541,7 @@ class Releases:
             header["spent"] = to_jsonable_python(self.ledger.spent())
         return Answer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
 
-    def request(self, task: TaskData, allowed: AllowedReply, *, afresh: bool = False) -> str:
+    def digest_request(self, task: TaskData, allowed: AllowedReply, *, afresh: bool = False) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data.
 
         Args:

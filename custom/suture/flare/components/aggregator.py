@@ -22,7 +22,7 @@ from suture.core.errors import ConfigError, FederationError, RejectedUpdate, Sut
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.federation.plan import round_context
-from suture.federation.server.norm_bound import Measure, NormBound, Norms, norm_of
+from suture.federation.server.norms import Measure, NormBound, Norms, norm_of
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import (
