@@ -463,7 +463,7 @@ class Releases:
             self.ledger.record(spent_on(self._experiment, "train", task.round, self._privacy, of))
 
     def anchor_mark(self) -> dict[str, int]:
-        """Return the length of the ledger when a round was trained, which its state has for `settle_unsent`."""
+        """The length of the ledger when a round was trained, which its state has for `settle_unsent`."""
         return {"releases": len(self.ledger.releases())} if self._patients else {}
 
     def settle_unsent(self, state: Mapping[str, Any]) -> None:
