@@ -75,12 +75,12 @@ class TolerantHandle(JobHandleSpec):
 
     def poll(self) -> Any:
         """Return FLARE's exit code of the process; UNKNOWN for a killed one, which does not fail the job."""
-        return JobReturnCode.UNKNOWN if self._killed() else self._process.poll()
+        return JobReturnCode.UNKNOWN if self._was_killed() else self._process.poll()
 
     def wait(self) -> None:
         """Wait until the process has ended and no other replaces it."""
         self._process.wait()
-        while self._restarted():
+        while self._was_restarted():
             self._process.wait()
 
     def _was_killed(self) -> bool:
@@ -90,7 +90,7 @@ class TolerantHandle(JobHandleSpec):
     def _was_restarted(self) -> bool:
         """Restart the process if it was killed and restarts are left; return whether it was restarted."""
         with self._lock:
-            if self._stopped or not self._killed():
+            if self._stopped or not self._was_killed():
                 return False
             code = self._process.adapter.poll()
             if not self._left:
