@@ -265,7 +265,7 @@ class CrossEntropy(Supervised):
     """The cross-entropy of known labels; where an image has several, binary, and positives weigh w_c.
 
     Attributes:
-        class_weights: see `class_weights.py`.
+        class_weights: see `class_weights`.
     """
 
     class_weights: ClassWeights = "none"

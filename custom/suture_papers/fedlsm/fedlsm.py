@@ -5,7 +5,7 @@
 
 Site k identifies the classes I_k and does not know U_k; its n_k images are the data D_k.
 
-    before:      w_c = negatives / positives over the sites that count class c            (class_weights.py)
+    before:      w_c = negatives / positives over the sites that count class c            (`class_weights`)
     at site k:   rank D_k by the entropy H of the received model (Eq. 3): D^l the lowest, D^h the highest
                  teacher and student begin as the received model; each step, of 60 + 4 images:
                    60 of D_k without D^h:  the teacher labels a weak view, the student learns a strong one
@@ -59,7 +59,7 @@ class FedLSM(LocalAveraging):
             ones.
         batch_norm: ``average`` or ``frozen``; running statistics are averaged like weights.
         teaching: pseudo-labels and what goes with them.
-        class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+        class_weights: of positives in the binary cross-entropy; see `suture.methods.composed.class_weights`.
         proxies: whose rows of the head count: as ``counted`` in Eq. 7 (AWPA); ``bounded``, counted, but at a
             site that does not know a class no more than it would have if the class were as frequent there as
             where it is known (ours); or those of the ``owners`` by their numbers of images (the ablation
