@@ -1301,9 +1301,13 @@ CASES |= {
     ),
     "masks in class folders": as_files(
         [f"{path}.png" for path in _AB],
-        [f"{path}{end}.png" for path in _AB for end in ("_mask", "_mask_1")],
+        [
+            f"{folder}/{start}{name}{end}.png"
+            for folder, _, name in (path.rpartition("/") for path in _AB)
+            for start, end in (("", "_mask"), ("", "_mask_1"), ("mask_", ""), ("", "-label"), ("", "_Maske"))
+        ],
         {},
-        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("48 files",)),
+        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("120 files",)),
     ),
     "masks with a name of their own": as_files(
         names("HAM_images/ISIC_{}.jpg"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import open_regular, within_folder
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
-from suture.data.images import ARCHIVES, Images, ImageSource, best_column
+from suture.data.images import ARCHIVES, Images, ImageSource, best_column, masks_of
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table
 from suture.data.reading import JSON, TABLES, Form, read_form
@@ -148,8 +149,10 @@ class _Search:
             self._table(source)
         elif source.is_dir():
             self._folder(source)
+            self._drop_masks(before, source)
         elif source.name.endswith(ARCHIVES):
             self._archive(source)
+            self._drop_masks(before, source)
         elif self.kind == "text" and source.suffix.lower() not in ("", *_SUFFIXES["text"]):
             raise DataError(f"{source} is not read as a document; {_WHAT[self.kind]}")
         else:
@@ -196,6 +199,14 @@ class _Search:
             else:
                 read = partial(file_bytes, path, _MOST[self.kind])
                 self._file(str(path), read, ("", 0), _head(path))
+
+    def _drop_masks(self, before: int, source: Path) -> None:
+        """Leave out the masks among the images that a folder or an archive has added."""
+        new = [name.removeprefix(f"{source}/") for name in islice(self.inputs.found, before, None)]
+        for name in masks_of(new) if self.kind == "image" else ():
+            mask = str(source / name)
+            del self.inputs.found[mask]
+            self.inputs.others[mask] = "a mask of another image, by its name"
 
     def _archive(self, archive: Path) -> None:
         """The files of an archive."""

@@ -109,6 +109,18 @@ def test_what_systems_add_is_passed_over_and_other_files_are_named(folder: Path)
         assert all("its suffix and its first bytes" in why for why in inputs.others.values())
 
 
+@pytest.mark.parametrize("suffix", ["", ".tgz"])
+def test_masks_are_left_out_of_folders_and_archives(folder: Path, tmp_path: Path, suffix: str) -> None:
+    masks = [folder / name for name in ("b_mask.png", "masks/a.png", "sub/mask_c.png")]
+    masks[1].parent.mkdir()
+    for mask in masks:
+        Image.new("L", (4, 4)).save(mask)
+    source = archived(folder, tmp_path / f"a{suffix}") if suffix else folder
+    with find_inputs([masks[0], source], "image") as inputs:  # what is named itself is wanted
+        assert [*inputs.found] == [str(masks[0]), *(str(source / name) for name in NAMES)]
+        assert len(inputs.others) == len(masks) - (not suffix)
+
+
 def test_images_without_a_suffix_are_known_by_their_first_bytes(folder: Path, tmp_path: Path) -> None:
     (folder / "IM0001").write_bytes(b"\0" * 128 + b"DICM" + b"rest")
     (folder / "IM0002").write_bytes(b"\0" * 128 + b"DICM")
