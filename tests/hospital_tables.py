@@ -1233,6 +1233,9 @@ _PLACES = "caecum", "rectum", "sigmoid"
 _AB = [f"{kind}/{i}" for kind in ("Mass", "Normal") for i in range(12)]
 _VISITS = [f"set/{('polyp', 'ulcer')[i // 12]}/case {i // 2:02}/visit {i % 2}/{i}.png" for i in range(N)]
 _UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
+_NESTED = [
+    f"{('Pneumonia/Viral', 'Pneumonia/Bacterial', 'Tumour/Benign', 'Normal')[i % 4]}/{i}.png" for i in range(N)
+]
 _CELLS = [
     (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))
 ]
@@ -1331,6 +1334,21 @@ CASES |= {
     ),
     "class folders of other depths": as_files(
         _UNEVEN, [], {}, Meant(_UNEVEN, {"Polyps": every(1, 0), "Ulcer": every(0, 1)})
+    ),
+    "folders of classes in class folders": as_files(
+        _NESTED,
+        [],
+        {},
+        Meant(
+            _NESTED,
+            {
+                "Pneumonia": every(1, 1, 0, 0),
+                "Viral": every(1, 0, 0, 0),
+                "Bacterial": every(0, 1, 0, 0),
+                "Tumour": every(0, 0, 1, 0),
+                "Benign": every(0, 0, 1, 0),
+            },
+        ),
     ),
     "image and finding in one cell": as_files(
         _ALL,

@@ -212,6 +212,7 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
     forms = given.every()
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
+        answers = replace(answers, keys=classes.data | {**answers.keys})
         found = describe(classes, image_columns.expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
