@@ -1234,7 +1234,8 @@ _AB = [f"{kind}/{i}" for kind in ("Mass", "Normal") for i in range(12)]
 _VISITS = [f"set/{('polyp', 'ulcer')[i // 12]}/case {i // 2:02}/visit {i % 2}/{i}.png" for i in range(N)]
 _UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
 _NESTED = [
-    f"{('Pneumonia/Viral', 'Pneumonia/Bacterial', 'Tumour/Benign', 'Normal')[i % 4]}/{i}.png" for i in range(N)
+    f"{('Pneumonia/Viral', 'Pneumonia/Bacterial', 'Tumour/Benign', 'Normal')[i % 4]}/{i}.png"
+    for i in range(N)
 ]
 _CELLS = [
     (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))

@@ -88,6 +88,30 @@ def test_delimiter_encoding_and_image_column_of_a_table_are_found(
         assert inputs.notes == [f"{listed}: column 'Datei' names the images"]
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("list.csv", ["Export of 2026,,", ",,", "PatientID;Datei;Größe", "7;a.JPG;1", "7;c;2", "8;b.png;3"]),
+        ("list.csv", ["PatientID,folder,file", "7,sub,a.JPG", "7,sub,c.png", "8,.,b.png"]),
+        ("list.csv", ["PatientID,file", "7,A.png", "7,C.DCM", "8,B"]),
+        (
+            "list.json",
+            [
+                '[{"image": "a.JPG", "PatientID": 7}, {"image": "c.png", "PatientID": 7},'
+                '{"image": "b.png", "PatientID": 8}]'
+            ],
+        ),
+    ],
+)
+def test_a_table_of_images_is_read_as_init_reads_it(folder: Path, name: str, rows: list[str]) -> None:
+    (folder / "masks").mkdir()
+    Image.new("L", (4, 4)).save(folder / "masks" / "c.png")
+    listed = table(folder / name, rows)
+    with find_inputs([listed], "image") as inputs:
+        assert [*inputs.found] == [str(folder / name) for name in ("sub/a.JPG", "sub/c.png", "b.png")]
+        assert [one.patient for one in inputs.found.values()] == ["7", "7", "8"]
+
+
 def test_a_row_without_an_image_is_an_input_that_cannot_be_read(folder: Path) -> None:
     listed = table(folder / "list.csv", ["image,age", "b.png,1", ",2", "gone.png,3", "b.png,4"])
     with find_inputs([listed], "image") as inputs:

@@ -578,8 +578,10 @@ class ImageColumn:
     text: str = ""
 
 
-def best_column(form: Form, images: Images) -> ImageColumn | None:
-    """The column with the most cells that name an image, in the strictest way; None where none names any."""
+def best_column(form: Form, images: Images, only: str | None = None) -> ImageColumn | None:
+    """The column (or `only` that) with the most cells that name an image, in the strictest way; None where
+    none names any.
+    """
     here = unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
     stems = unique(images.paths, stem)
 
@@ -598,7 +600,7 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
         for name, column in form.sheet.columns().items():
             cells = Counter(filter(None, column))
             index = match == "loose" and (_INDEX.match(name) or names_patients(name))
-            if index or (match != "path" and _is_label(cells)):
+            if only not in (None, name) or index or (match != "path" and _is_label(cells)):
                 continue  # whose numbers may be those of images by chance
             rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
             whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
