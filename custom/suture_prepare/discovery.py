@@ -390,5 +390,5 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
             if pair := next((pair for pair in near if len(pair) > 1), None):
                 alike = " and ".join(map(ascii, files[pair[1]][:2]))
                 seen += f"; {pair[0]!a} is most like {alike}"
-                seen += "; write the folder into the cells" if len(files[pair[1]]) > 1 else ""
+                seen += "; write the path into the cells" if len(files[pair[1]]) > 1 else ""
     return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")
