@@ -243,7 +243,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
 
 
 def _with_children(classes: Sequence[str], level: Sequence[str]) -> list[str]:
-    """The classes with those of the folders in them, as Pneumonia/Viral; empty where these are something else.
+    """The classes with those of the folders in them, as Pneumonia/Viral; empty where these are none.
 
     Folders of one name in several classes are views, sides or the like.
     """
