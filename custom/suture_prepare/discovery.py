@@ -349,12 +349,14 @@ def images_named(path: Path, column: str | None = None, root: Path | None = None
         images = images_of(folder)
     except DataError:  # the cells may lead out of it
         images = Images(folder, frozenset(), folder)
-    if column:
-        form = next((form for form in forms if column in form.sheet.header), forms[0])
-        chosen = image_columns.best_column(form, images, column)
-        chosen = chosen or ImageColumn(column, "path", 0, images.root, lambda _: None)
-    elif images.paths and (named := _naming(given, folder, images)):
+    named = _naming(given, folder, images) if images.paths and column is None else None
+    if named:
         form, chosen, _ = named
+    elif column := column or next(("image" for form in forms if "image" in form.sheet.header), None):
+        form = next((form for form in forms if column in form.sheet.header), forms[0])
+        chosen = image_columns.best_column(form, images, column) or ImageColumn(
+            column, "path", 0, images.root, lambda _: None
+        )
     else:
         names = dict.fromkeys(name for form in forms for name in form.sheet.header if name)
         raise DataError(
@@ -362,11 +364,12 @@ def images_named(path: Path, column: str | None = None, root: Path | None = None
             f"--root (columns: {', '.join(names)})"
         )
     cells = form.sheet.column(chosen.name, "--column")
-    found = [(cell and chosen.find(cell)) or cell for cell in cells]
+    within = "" if images.root == images.above else f"{images.root.name}/"
+    found = [f"{within}{name}" if cell and (name := chosen.find(cell)) else cell for cell in cells]
     patient = next((name for _, name in patient_columns(form.sheet, chosen.name)), "")
     patients = form.sheet.first(patient) if patient else [""] * len(cells)
     rows = [*zip(form.sheet.numbers, found, patients, strict=True)]
-    return TableImages(images.root, chosen.name, rows, form.made)
+    return TableImages(images.above, chosen.name, rows, form.made)
 
 
 def _nothing_matches(given: _Tables, images: Images) -> DataError:

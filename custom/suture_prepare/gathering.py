@@ -207,7 +207,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
     every = [*zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")]
     every = [level for level in every if len({*level}) > 1]
     levels = [level for level in every if all(level)]
-    found: dict[str, Sequence[str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     data: dict[str, Any] = {}
     for name, is_one in ((_SPLIT, _are_splits), (_PATIENT_COLUMN, _are_patients), (_CLASS, _are_classes)):
         if at := next((level for level in levels if is_one(level)), None):
@@ -230,7 +230,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
             unread.remove(level)
             data = {"finding_path": "/"}
     if _SPLIT in found:
-        found[_SPLIT] = [SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT]]
+        found[_SPLIT] = tuple(SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT])
     header = (_IMAGE, *(name for name in (_CLASS, _SPLIT, _PATIENT_COLUMN) if name in found))
     rows = tuple(zip(paths, *(found[name] for name in header[1:]), strict=True))
     said = {_CLASS: "classes", _SPLIT: "splits", _PATIENT_COLUMN: "patients"}
@@ -242,7 +242,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), data, made=made)
 
 
-def _with_children(classes: Sequence[str], level: Sequence[str]) -> list[str]:
+def _with_children(classes: Sequence[str], level: Sequence[str]) -> tuple[str, ...]:
     """The classes with those of the folders in them, as Pneumonia/Viral; empty where these are none.
 
     Folders of one name in several classes are views, sides or the like.
@@ -250,8 +250,8 @@ def _with_children(classes: Sequence[str], level: Sequence[str]) -> list[str]:
     pairs = {(of, name) for of, name in zip(classes, level, strict=True) if name}
     own = 1 < len(pairs) == len({name for _, name in pairs})
     if not own or not _are_classes([*filter(None, level)]):
-        return []
-    return [f"{of}/{name}" if name else of for of, name in zip(classes, level, strict=True)]
+        return ()
+    return tuple(f"{of}/{name}" if name else of for of, name in zip(classes, level, strict=True))
 
 
 def _are_splits(level: Collection[str]) -> bool:

@@ -94,6 +94,7 @@ def test_delimiter_encoding_and_image_column_of_a_table_are_found(
         ("list.csv", ["Export of 2026,,", ",,", "PatientID;Datei;Größe", "7;a.JPG;1", "7;c;2", "8;b.png;3"]),
         ("list.csv", ["PatientID,folder,file", "7,sub,a.JPG", "7,sub,c.png", "8,.,b.png"]),
         ("list.csv", ["PatientID,file", "7,A.png", "7,C.DCM", "8,B"]),
+        ("lists/a.csv", ["image,PatientID", "../sub/a.JPG,7", "../sub/c.png,7", "../b.png,8"]),
         (
             "list.json",
             [
@@ -106,9 +107,11 @@ def test_delimiter_encoding_and_image_column_of_a_table_are_found(
 def test_a_table_of_images_is_read_as_init_reads_it(folder: Path, name: str, rows: list[str]) -> None:
     (folder / "masks").mkdir()
     Image.new("L", (4, 4)).save(folder / "masks" / "c.png")
+    (folder / name).parent.mkdir(exist_ok=True)
     listed = table(folder / name, rows)
     with find_inputs([listed], "image") as inputs:
-        assert [*inputs.found] == [str(folder / name) for name in ("sub/a.JPG", "sub/c.png", "b.png")]
+        wanted = [str(folder / name) for name in ("sub/a.JPG", "sub/c.png", "b.png")]
+        assert [*map(os.path.normpath, inputs.found)] == wanted
         assert [one.patient for one in inputs.found.values()] == ["7", "7", "8"]
 
 

@@ -600,8 +600,9 @@ def best_column(form: Form, images: Images, only: str | None = None) -> ImageCol
         for name, column in form.sheet.columns().items():
             cells = Counter(filter(None, column))
             index = match == "loose" and (_INDEX.match(name) or names_patients(name))
-            if only not in (None, name) or index or (match != "path" and _is_label(cells)):
-                continue  # whose numbers may be those of images by chance
+            chance = index or (match != "path" and _is_label(cells))  # its numbers may be those of images
+            if chance if only is None else name != only:
+                continue
             rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
             whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
             found = whole, len(set(map(find, rows))), rows.total()
