@@ -203,7 +203,7 @@ class _Search:
     def _drop_masks(self, before: int, source: Path) -> None:
         """Leave out the masks among the images that a folder or an archive has added."""
         new = [name.removeprefix(f"{source}/") for name in islice(self.inputs.found, before, None)]
-        for name in masks_of(new) if self.kind == "image" else ():
+        for name in sorted(masks_of(new)) if self.kind == "image" else ():
             mask = str(source / name)
             del self.inputs.found[mask]
             self.inputs.others[mask] = "a mask of another image, by its name"
