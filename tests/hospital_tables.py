@@ -1233,6 +1233,8 @@ _PLACES = "caecum", "rectum", "sigmoid"
 _AB = [f"{kind}/{i}" for kind in ("Mass", "Normal") for i in range(12)]
 _VISITS = [f"set/{('polyp', 'ulcer')[i // 12]}/case {i // 2:02}/visit {i % 2}/{i}.png" for i in range(N)]
 _UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
+_DEEP = "Pneumonia/Viral", "Pneumonia/Bacterial", "Tumour/Benign", "Normal"
+_NESTED = [f"{_DEEP[i % 4]}/{i}.png" for i in range(N)]
 _CELLS = [
     (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))
 ]
@@ -1301,9 +1303,13 @@ CASES |= {
     ),
     "masks in class folders": as_files(
         [f"{path}.png" for path in _AB],
-        [f"{path}{end}.png" for path in _AB for end in ("_mask", "_mask_1")],
+        [
+            f"{folder}/{start}{name}{end}.png"
+            for folder, _, name in (path.rpartition("/") for path in _AB)
+            for start, end in (("", "_mask"), ("", "_mask_1"), ("mask_", ""), ("", "-label"), ("", "_Maske"))
+        ],
         {},
-        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("48 files",)),
+        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("120 files",)),
     ),
     "masks with a name of their own": as_files(
         names("HAM_images/ISIC_{}.jpg"),
@@ -1328,6 +1334,21 @@ CASES |= {
     "class folders of other depths": as_files(
         _UNEVEN, [], {}, Meant(_UNEVEN, {"Polyps": every(1, 0), "Ulcer": every(0, 1)})
     ),
+    "folders of classes in class folders": as_files(
+        _NESTED,
+        [],
+        {},
+        Meant(
+            _NESTED,
+            {
+                "Pneumonia": every(1, 1, 0, 0),
+                "Viral": every(1, 0, 0, 0),
+                "Bacterial": every(0, 1, 0, 0),
+                "Tumour": every(0, 0, 1, 0),
+                "Benign": every(0, 0, 1, 0),
+            },
+        ),
+    ),
     "image and finding in one cell": as_files(
         _ALL,
         [],
@@ -1343,11 +1364,17 @@ CASES |= {
         },
         Meant(_ALL, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)]),
     ),
+    "two images of one name": as_files(
+        _ALL,
+        ["00.jpg", "01.jpg"],
+        {"t.csv": [["file", "Mass"], *([f"{i:02}", i % 2] for i in range(N))]},
+        Meant(_ALL[2:], {"Mass": _SICK[2:]}, asks=("2 of these .* such as 00.jpg and 00.png",)),
+    ),
     "one name in several folders": as_files(
         [f"{side}/{name}" for side in "ab" for name in _ALL],
         [],
         {"t.csv": [["file", "Mass"], *([name, i % 2] for i, name in enumerate(_ALL))]},
-        Refused(("'00.png' is most like 'a/00.png' and 'b/00.png'; write the folder",)),
+        Refused(("'00.png' is most like 'a/00.png' and 'b/00.png'; write the path",)),
     ),
     "words for the value of a finding": as_rows(
         [*_IDS, "finding", "present"],

@@ -13,7 +13,7 @@ from typing import Any
 from suture.core.errors import DataError
 from suture.core.escaping import number_of
 from suture.core.labels import canonical_or_none, without_signs
-from suture.data.images import ImageColumn, Images, expect_column, other_images
+from suture.data.images import ImageColumn, Images, expect_column, other_images, stem
 from suture.data.patient_columns import patient_columns, plain_words
 from suture.data.published import HOSPITAL
 from suture.data.readers.image_list import SPLIT_WORDS
@@ -238,6 +238,13 @@ def _say_images(
         lost = [(cell, number) for cell, number, path in cells if path is None]
         such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
         guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without {what}{such}")
+        several = Counter(map(stem, files.paths))
+        if twins := [cell for cell, _ in lost if several[stem(cell)] > 1]:
+            alike = " and ".join(sorted(path for path in files.paths if stem(path) == stem(twins[0]))[:2])
+            guess.warnings.append(
+                f"{name}: {len(twins):,} of these have several images, such as {alike}; write the path of "
+                "one into the cell, or move the others away"
+            )
     if files.masks:
         many = number_of(len(files.masks), "file")
         guess.warnings.append(f"{many} such as {min(files.masks)!r} are masks of images and are left out")

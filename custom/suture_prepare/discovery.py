@@ -157,11 +157,15 @@ def _by_reader(word: str, table: PublishedTable, sheet: Sheet, root: Path) -> Di
     )
 
 
-def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Discovery:
-    """The [data] of a hospital's own table.
+def _naming(
+    given: _Tables, folder: Path, images: Images
+) -> tuple[Form, image_columns.ImageColumn, list[Form]] | None:
+    """The table that names the images, maybe put together, its column that does, and the others beside it.
+
+    None where no table names any.
 
     Raises:
-        DataError: no table names the images, or several do that do not belong together.
+        DataError: several name the images that do not belong together, or the table has no header.
     """
     for forms in given.levels:
         columns = {
@@ -196,12 +200,24 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
                 raise DataError(f"{names} of {folder} both name its images; {gathering.THE_ONE_TO_USE}")
             form, column = both, image_columns.expect_column(both, images)
         others = [other for i, other in enumerate(forms) if i not in columns] + [form]
-        form = gathering.spread(gathering.without_unfilled(form), form.legend)
         if column.find(column.name) is not None:
             raise DataError(
                 f"{form.sheet.path} has no header: its first row names the image {column.name!r}; write the "
                 "names of the columns above it"
             )
+        return form, column, others
+    return None
+
+
+def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Discovery:
+    """The [data] of a hospital's own table.
+
+    Raises:
+        DataError: as `_naming`, or no table names the images.
+    """
+    if named := _naming(given, folder, images):
+        form, column, others = named
+        form = gathering.spread(gathering.without_unfilled(form), form.legend)
         try:
             return describe(form, column, images, answers, others)
         except NoLabelsError:
@@ -212,6 +228,7 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
     forms = given.every()
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
+        answers = replace(answers, keys=classes.data | {**answers.keys})
         found = describe(classes, image_columns.expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
@@ -298,6 +315,63 @@ def documents_of(path: Path, column: str | None = None) -> Documents:
     return Documents(text, names, texts, sheet.first(patient) if patient else [""] * len(texts))
 
 
+@dataclass(frozen=True)
+class TableImages:
+    """The images that a table names, as `discover` finds them.
+
+    Attributes:
+        root: the folder or archive of the images.
+        column: that names them.
+        rows: the number of each row, the path within `root` or else the cell, and the patient or nothing.
+        made: how the table was put together.
+    """
+
+    root: Path
+    column: str
+    rows: list[tuple[int, str, str]]
+    made: tuple[str, ...]
+
+
+def images_named(path: Path, column: str | None = None, root: Path | None = None) -> TableImages:
+    """Find the images that a table names, of whatever form.
+
+    Args:
+        column: that names them; by default the one that does best.
+        root: the folder or archive that holds them; by default the folder of the table.
+
+    Raises:
+        DataError: it cannot be read, has no such column, or names no image.
+    """
+    given = _read([[path]])
+    forms = given.levels[0]
+    folder = root or named_elsewhere(forms) or path.parent
+    try:
+        images = images_of(folder)
+    except DataError:  # the cells may lead out of it
+        images = Images(folder, frozenset(), folder)
+    named = _naming(given, folder, images) if images.paths and column is None else None
+    if named:
+        form, chosen, _ = named
+    elif column := column or next(("image" for form in forms if "image" in form.sheet.header), None):
+        form = next((form for form in forms if column in form.sheet.header), forms[0])
+        chosen = image_columns.best_column(form, images, column) or ImageColumn(
+            column, "path", 0, images.root, lambda _: None
+        )
+    else:
+        names = dict.fromkeys(name for form in forms for name in form.sheet.header if name)
+        raise DataError(
+            f"no column of {path} names images of {folder}; name it with --column, or their folder with "
+            f"--root (columns: {', '.join(names)})"
+        )
+    cells = form.sheet.column(chosen.name, "--column")
+    within = "" if images.root == images.above else f"{images.root.name}/"
+    found = [f"{within}{name}" if cell and (name := chosen.find(cell)) else cell for cell in cells]
+    patient = next((name for _, name in patient_columns(form.sheet, chosen.name)), "")
+    patients = form.sheet.first(patient) if patient else [""] * len(cells)
+    rows = [*zip(form.sheet.numbers, found, patients, strict=True)]
+    return TableImages(images.above, chosen.name, rows, form.made)
+
+
 def _nothing_matches(given: _Tables, images: Images) -> DataError:
     """That no table names the images, with names of both, so that the eye sees the difference."""
     forms = given.every()
@@ -319,5 +393,5 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
             if pair := next((pair for pair in near if len(pair) > 1), None):
                 alike = " and ".join(map(ascii, files[pair[1]][:2]))
                 seen += f"; {pair[0]!a} is most like {alike}"
-                seen += "; write the folder into the cells" if len(files[pair[1]]) > 1 else ""
+                seen += "; write the path into the cells" if len(files[pair[1]]) > 1 else ""
     return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, permutations, product
+from itertools import chain, permutations, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +198,17 @@ def _json_cell(value: Any) -> str:
 def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
     """The table of folders that are named after classes, and maybe splits and patients, at any depth.
 
-    None where no folder is named so.
+    A class may have folders of its own classes, which are below it. None where no folder is named so.
 
     Raises:
         DataError: there are several levels of folders, and it is not clear which are the classes.
     """
     paths = sorted(images)
-    levels = [[*level] for level in zip(*(path.split("/")[:-1] for path in paths), strict=False)]
-    levels = [level for level in levels if len({*level}) > 1]
-    found: dict[str, list[str]] = {}
+    every = [*zip_longest(*(path.split("/")[:-1] for path in paths), fillvalue="")]
+    every = [level for level in every if len({*level}) > 1]
+    levels = [level for level in every if all(level)]
+    found: dict[str, tuple[str, ...]] = {}
+    data: dict[str, Any] = {}
     for name, is_one in ((_SPLIT, _are_splits), (_PATIENT_COLUMN, _are_patients), (_CLASS, _are_classes)):
         if at := next((level for level in levels if is_one(level)), None):
             found[name] = at
@@ -220,17 +222,36 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
             f"{root} has no table, and {len(levels)} levels of folders, such as {paths[0]!r}; name one level "
             "after the classes (and one after train, validation and test), or write a table"
         )
+    below = every[every.index(found[_CLASS]) + 1 :]
+    unread = [level for level in every if level not in found.values()]
+    for level in (level for level in below if level in unread):
+        if paired := _with_children(found[_CLASS], level):
+            found[_CLASS] = paired
+            unread.remove(level)
+            data = {"finding_path": "/"}
     if _SPLIT in found:
-        found[_SPLIT] = [SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT]]
+        found[_SPLIT] = tuple(SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT])
     header = (_IMAGE, *(name for name in (_CLASS, _SPLIT, _PATIENT_COLUMN) if name in found))
     rows = tuple(zip(paths, *(found[name] for name in header[1:]), strict=True))
     said = {_CLASS: "classes", _SPLIT: "splits", _PATIENT_COLUMN: "patients"}
-    what = " and the ".join(f"{said[name]} ({found[name][0]})" for name in header[1:])
-    rest = (
-        f"; other folders, such as {', '.join(level[0] for level in levels)}, are not read" if levels else ""
-    )
+    such = {name: max(cells, key=lambda cell: cell.count("/")) for name, cells in found.items()}
+    what = " and the ".join(f"{said[name]} ({such[name]})" for name in header[1:])
+    rest = ", ".join(next(filter(None, level)) for level in unread)
+    rest = f"; other folders, such as {rest}, are not read" if rest else ""
     made = (f"{root.name}: the folders are the {what}{rest}",)
-    return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), made=made)
+    return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), data, made=made)
+
+
+def _with_children(classes: Sequence[str], level: Sequence[str]) -> tuple[str, ...]:
+    """The classes with those of the folders in them, as Pneumonia/Viral; empty where these are none.
+
+    Folders of one name in several classes are views, sides or the like.
+    """
+    pairs = {(of, name) for of, name in zip(classes, level, strict=True) if name}
+    own = 1 < len(pairs) == len({name for _, name in pairs})
+    if not own or not _are_classes([*filter(None, level)]):
+        return ()
+    return tuple(f"{of}/{name}" if name else of for of, name in zip(classes, level, strict=True))
 
 
 def _are_splits(level: Collection[str]) -> bool:

@@ -410,7 +410,7 @@ def _finding_columns(
                 continue
             keys: dict[str, Any] = {"finding_column": name, "finding_separator": separator}
             keys |= {"values": known["values"]} if "values" in known else {}
-            if path := _path(parts):
+            if path := known.get("finding_path") or _path(parts):
                 keys["finding_path"] = path
                 parts = Counter(name.strip() for part in parts.elements() for name in part.split(path))
             share = sum(n for part, n in parts.items() if _is_known(part)) / parts.total()

@@ -154,9 +154,15 @@ def labelled_table(path: Path, split: Which | None, usual: Split) -> Iterator[tu
         split: the one that is wanted; by default `usual`, or all of a table that has no splits.
 
     Raises:
-        ConfigError, DataError: it cannot be read.
+        ConfigError, DataError: it cannot be read, or a person has to say first what it means.
     """
     guess = discover(path)
+    if guess.is_draft:
+        questions = "\n".join(guess.warnings)
+        raise DataError(
+            f"{path} leaves open which labels it has:\n{questions}\nTo answer, write a suture.toml with "
+            f"suture init STUDY --site NAME={path}, edit it, and give it in place of this path"
+        )
     values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
     with tempfile.TemporaryDirectory(prefix="suture-") as name:
         folder = Path(name)

@@ -138,6 +138,11 @@ class Findings:
         return self.pictures or self.documents
 
     @property
+    def twins(self) -> list[list[Case]]:
+        """The images with the same pixels, or equal documents, under several names."""
+        return _twins(self.cases)
+
+    @property
     def noun(self) -> str:
         """What the data are."""
         return "document" if self.words else "image"
@@ -260,7 +265,7 @@ def _read(table: Table, spec: ModelSpec | None) -> Findings:
         digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
         facts = TextFacts(digest, digest)
         documents.append(Document(table.images[row], table.split[row], _present(table, row), facts))
-    problems, warnings = _twins(documents, "document")
+    problems, warnings = _say_twins(documents, "document")
     if unread := list(compress(table.images, strange(spec, table.texts))):
         warnings.append(
             f"{number_of(len(unread), 'document')} without a word that the model knows, such as "
@@ -297,7 +302,7 @@ def _look(table: Table, color: bool) -> Findings:
         Picture(table.images[row], table.split[row], _present(table, row), facts[row])
         for row in sorted(facts)
     ]
-    problems, warnings = _twins(pictures, "image")
+    problems, warnings = _say_twins(pictures, "image")
     warnings += depth_warnings(facts.values(), table.bits)
     stated = stated_modalities(facts.values())
     if len(stated) > 1:
@@ -320,16 +325,21 @@ def _look(table: Table, color: bool) -> Findings:
     )
 
 
-def _twins(cases: Sequence[Case], what: str) -> tuple[list[str], list[str]]:
-    """Problems and warnings of images with the same pixels, or equal documents, under several names.
-
-    Equal documents may be of two patients, from one template: they are no problem.
-    """
+def _twins(cases: Sequence[Case]) -> list[list[Case]]:
+    """The images with the same pixels, or equal documents, under several names."""
     same: dict[bytes, list[Case]] = {}
     for case in cases:
         same.setdefault(case.facts.pixels, []).append(case)
-    groups = [group for group in same.values() if len(group) > 1]
-    torn = [group for group in groups if len({case.split for case in group}) > 1]
+    return [group for group in same.values() if len(group) > 1]
+
+
+def _say_twins(cases: Sequence[Case], what: str) -> tuple[list[str], list[str]]:
+    """Problems and warnings of those; equal documents may be from one template, and are no problem."""
+    groups = _twins(cases)
+    torn, whole = (
+        [group for group in groups if (len({case.split for case in group}) > 1) == apart]
+        for apart in (True, False)
+    )
     problems, warnings = [], []
     if torn:
         a = torn[0][0]
@@ -339,8 +349,9 @@ def _twins(cases: Sequence[Case], what: str) -> tuple[list[str], list[str]]:
             problems.append(f"{text}; remove one")
         else:
             warnings.append(f"{text}; remove one, unless they are of a template")
-    if others := len(groups) - len(torn):
-        warnings.append(f"{others} {what}s occur under two names")
+    if whole:
+        a, b, *_ = whole[0]
+        warnings.append(f"{len(whole)} {what}s occur under two names, such as {a.name!r} and {b.name!r}")
     if unlike := sum(len({case.present for case in group}) > 1 for group in groups):
         warnings.append(f"{unlike} of the {what}s that occur under two names have other classes under each")
     return problems, warnings

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,10 +21,10 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import open_regular, within_folder
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
-from suture.data.images import ARCHIVES, Images, ImageSource, best_column
+from suture.data.images import ARCHIVES, ImageSource, masks_of
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table
-from suture.data.reading import JSON, TABLES, Form, read_form
+from suture.data.reading import JSON, TABLES, read_form
 
 Kind = Literal["image", "text"]
 
@@ -96,8 +97,8 @@ def find_inputs(
 
     Args:
         kind: what the model reads.
-        column: the column of a table that names the images, or that holds the texts. By default ``image`` or
-            ``text``, else the column whose cells name images that are there, or are of many words.
+        column: the column of a table that names the images, or that holds the texts. By default the column
+            whose cells name images that are there, or ``text``, or the one of many words.
         root: the folder or archive of a table's images. By default, the folder of the table.
         bits: the true depth of images that are stored with 16 bits. A suture.toml has its own.
 
@@ -106,7 +107,7 @@ def find_inputs(
         ConfigError: `column` or `root` without a table, or a faulty suture.toml.
     """
     given = [f"--{name}" for name, value in (("column", column), ("root", root)) if value is not None]
-    if given and not any(_is_table(path) or _may_be_table(path, kind) for path in sources):
+    if given and not any(_is_table(path, kind) for path in sources):
         raise ConfigError(f"{' and '.join(given)} is for tables, and no table is given; remove it")
     if root is not None and not (root.is_dir() or (root.is_file() and root.name.endswith(ARCHIVES))):
         raise DataError(f"--root {root} is neither a folder nor an archive ({', '.join(ARCHIVES)})")
@@ -144,12 +145,14 @@ class _Search:
             )
             for site in sites:
                 self._site(site)
-        elif _is_table(source) or _may_be_table(source, self.kind):
+        elif _is_table(source, self.kind):
             self._table(source)
         elif source.is_dir():
             self._folder(source)
+            self._drop_masks(before, source)
         elif source.name.endswith(ARCHIVES):
             self._archive(source)
+            self._drop_masks(before, source)
         elif self.kind == "text" and source.suffix.lower() not in ("", *_SUFFIXES["text"]):
             raise DataError(f"{source} is not read as a document; {_WHAT[self.kind]}")
         else:
@@ -196,6 +199,14 @@ class _Search:
             else:
                 read = partial(file_bytes, path, _MOST[self.kind])
                 self._file(str(path), read, ("", 0), _head(path))
+
+    def _drop_masks(self, before: int, source: Path) -> None:
+        """Leave out the masks among the images that a folder or an archive has added."""
+        new = [name.removeprefix(f"{source}/") for name in islice(self.inputs.found, before, None)]
+        for name in sorted(masks_of(new)) if self.kind == "image" else ():
+            mask = str(source / name)
+            del self.inputs.found[mask]
+            self.inputs.others[mask] = "a mask of another image, by its name"
 
     def _archive(self, archive: Path) -> None:
         """The files of an archive."""
@@ -253,39 +264,21 @@ class _Search:
             self.inputs.notes.append(f"{path}: column {found.column!r} holds the documents")
             self._texts(path, found.names, found.texts, found.patients)
             return
-        form = read_form(path)
-        sheet = form.sheet
-        source = self.opened.enter_context(ImageSource(self.root or path.parent))
-        stems: dict[str, str] | None = None
-        cells = self._cells(form, source)
-        patients = sheet.column("patient", "--column") if "patient" in sheet.header else [""] * len(cells)
-        for number, cell, patient in zip(sheet.numbers, cells, patients, strict=True):
-            there = source.root / cell
-            if not cell:
+        named = hook("images_named")(path, self.column, self.root)
+        source = self.opened.enter_context(ImageSource(named.root))
+        self.inputs.notes += named.made
+        if self.column is None and named.column != "image":
+            self.inputs.notes.append(f"{path}: column {named.column!r} names the images")
+        for number, name, patient in named.rows:
+            there = source.root / name
+            if not name:
                 self._note_lost(
                     f"{path} row {number}", "the image name is blank; fill it in or remove the row"
                 )
             elif there.is_file():
                 self._add(str(there), partial(file_bytes, there), patient=patient)
-            elif cell in source:
-                self._member(cell, source, patient)
             else:
-                stems = source.stems() if stems is None else stems
-                self._member(stems.get(cell, cell), source, patient)
-
-    def _cells(self, form: Form, source: ImageSource) -> list[str]:
-        """The cells of a table that name images."""
-        sheet = form.sheet
-        if self.column is not None or "image" in sheet.header:
-            return sheet.column(self.column or "image", "--column")
-        chosen = best_column(form, Images(source.root, frozenset(source.paths()), source.root))
-        if chosen is None:
-            raise DataError(
-                f"no column of {sheet.path} names images of {source.root}; name it with --column, or their "
-                f"folder with --root (columns: {', '.join(filter(None, sheet.header))})"
-            )
-        self.inputs.notes.append(f"{sheet.path}: column {chosen.name!r} names the images")
-        return sheet.column(chosen.name, "--column")
+                self._member(name, source, patient)
 
     def _member(self, name: str, source: ImageSource, patient: str = "") -> None:
         """An image of a root, by its path, or by its file name where that is unique."""
@@ -316,19 +309,15 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _is_table(path: Path) -> bool:
-    return path.name.lower().endswith(TABLES) and path.suffix.lower() != ".txt" and not path.is_dir()
-
-
-def _may_be_table(path: Path, kind: Kind) -> bool:
-    """Whether a file of texts holds several: a list in JSON, or a table with the suffix of a document.
+def _is_table(path: Path, kind: Kind) -> bool:
+    """Whether a file is a table, or a list in JSON. One with the suffix of a document may hold several.
 
     The columns of such a table have names, and its rows as many cells as those; a document of several lines
     with the same number of commas or tabs begins with more words, or with a key and a colon.
     """
-    if kind != "text" or path.is_dir() or not path.name.lower().endswith((*JSON, ".txt")):
+    if path.is_dir() or not path.name.lower().endswith((*TABLES, *JSON)):
         return False
-    if not path.name.lower().endswith(".txt"):
+    if kind == "image" or not path.name.lower().endswith(".txt"):
         return True
     try:
         form = read_form(path)

@@ -22,7 +22,7 @@ from suture.data.images import ImageSource, stem
 from suture.data.readers import read_table
 from suture_prepare.description import Answers, Discovery
 from suture_prepare.discovery import discover
-from suture_prepare.new_study import splits
+from suture_prepare.new_study import labelled_table, splits
 
 
 def test_a_table_of_windows(tmp_path: Path) -> None:
@@ -263,6 +263,15 @@ def labelled(folder: Path, header: list[str], cells: list[list[str]]) -> Discove
         rows.append([f"{i}.png", f"p{i}", *cells[i % len(cells)]])
     table(folder / "t.csv", rows)
     return discover(folder)
+
+
+def test_a_table_that_leaves_its_labels_open_is_not_evaluated(tmp_path: Path) -> None:
+    labelled(tmp_path, ["Schwere"], [["0"], ["1"], ["2"]])
+    with (
+        pytest.raises(DataError, match=r"(?s)'Schwere'.*suture init"),
+        labelled_table(tmp_path, None, "test"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

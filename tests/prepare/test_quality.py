@@ -188,7 +188,11 @@ def test_known_words_are_those_of_the_model_and_no_marks(
             [1, 0, 1, 0],
             ["1 documents occur in two splits", "'0' and '2'"],
         ),
-        (["train", "train", "train", "test"], [1, 0, 1, 0], ["1 documents occur under two names"]),
+        (
+            ["train", "train", "train", "test"],
+            [1, 0, 1, 0],
+            ["1 documents occur under two names", "'0' and '2'"],
+        ),
         (["train", "train", "train", "test"], [1, 0, 0, 0], ["1 of the documents", "other classes"]),
         (["train", "train", "", "test"], [1, 0, 0, 0], []),
     ],
@@ -201,6 +205,7 @@ def test_equal_documents_are_told(
     warned = [text for text in found.warnings if "documents" in text]
     assert all(words in "".join(warned) for words in said)
     assert bool(warned) == bool(said)
+    assert [[case.name for case in group] for group in found.twins] == [["0", "2"]] * bool(said)
 
 
 def test_modalities_of_dicom_images_are_told(config: SiteConfig, tmp_path: Path) -> None:

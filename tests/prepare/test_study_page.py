@@ -58,7 +58,11 @@ def test_a_page_shows_images_as_the_model_sees_them(study: Path) -> None:
 
 
 def test_a_page_needs_nothing_else_escapes_and_says_that_it_stays(study: Path) -> None:
+    one, *others = (study.parent / "alpha" / "images" / f"{i}<b>&.png" for i in (1, 4, 7))
+    for other in others:
+        other.write_bytes(one.read_bytes())
     page = page_of(study)
+    assert " = ".join(f"{i}&lt;b&gt;&amp;.png" for i in (1, 4, 7)) in page  # of the same pixels
     assert HOSTILE not in page
     assert "&lt;script&gt;" in page
     assert "0&lt;b&gt;&amp;.png" in page

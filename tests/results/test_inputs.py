@@ -88,6 +88,33 @@ def test_delimiter_encoding_and_image_column_of_a_table_are_found(
         assert inputs.notes == [f"{listed}: column 'Datei' names the images"]
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("list.csv", ["Export of 2026,,", ",,", "PatientID;Datei;Größe", "7;a.JPG;1", "7;c;2", "8;b.png;3"]),
+        ("list.csv", ["PatientID,folder,file", "7,sub,a.JPG", "7,sub,c.png", "8,.,b.png"]),
+        ("list.csv", ["PatientID,file", "7,A.png", "7,C.DCM", "8,B"]),
+        ("lists/a.csv", ["image,PatientID", "../sub/a.JPG,7", "../sub/c.png,7", "../b.png,8"]),
+        (
+            "list.json",
+            [
+                '[{"image": "a.JPG", "PatientID": 7}, {"image": "c.png", "PatientID": 7},'
+                '{"image": "b.png", "PatientID": 8}]'
+            ],
+        ),
+    ],
+)
+def test_a_table_of_images_is_read_as_init_reads_it(folder: Path, name: str, rows: list[str]) -> None:
+    (folder / "masks").mkdir()
+    Image.new("L", (4, 4)).save(folder / "masks" / "c.png")
+    (folder / name).parent.mkdir(exist_ok=True)
+    listed = table(folder / name, rows)
+    with find_inputs([listed], "image") as inputs:
+        wanted = [str(folder / name) for name in ("sub/a.JPG", "sub/c.png", "b.png")]
+        assert [*map(os.path.normpath, inputs.found)] == wanted
+        assert [one.patient for one in inputs.found.values()] == ["7", "7", "8"]
+
+
 def test_a_row_without_an_image_is_an_input_that_cannot_be_read(folder: Path) -> None:
     listed = table(folder / "list.csv", ["image,age", "b.png,1", ",2", "gone.png,3", "b.png,4"])
     with find_inputs([listed], "image") as inputs:
@@ -107,6 +134,18 @@ def test_what_systems_add_is_passed_over_and_other_files_are_named(folder: Path)
         assert list(inputs.found) == [str(folder / name) for name in NAMES]
         assert {Path(path).name for path in inputs.others} == {"README", "list.csv"}
         assert all("its suffix and its first bytes" in why for why in inputs.others.values())
+
+
+@pytest.mark.parametrize("suffix", ["", ".tgz"])
+def test_masks_are_left_out_of_folders_and_archives(folder: Path, tmp_path: Path, suffix: str) -> None:
+    masks = [folder / name for name in ("b_mask.png", "masks/a.png", "sub/mask_c.png")]
+    masks[1].parent.mkdir()
+    for mask in masks:
+        Image.new("L", (4, 4)).save(mask)
+    source = archived(folder, tmp_path / f"a{suffix}") if suffix else folder
+    with find_inputs([masks[0], source], "image") as inputs:  # what is named itself is wanted
+        assert [*inputs.found] == [str(masks[0]), *(str(source / name) for name in NAMES)]
+        assert len(inputs.others) == len(masks) - (not suffix)
 
 
 def test_images_without_a_suffix_are_known_by_their_first_bytes(folder: Path, tmp_path: Path) -> None:

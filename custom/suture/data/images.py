@@ -426,11 +426,14 @@ def _unread(member: tarfile.TarInfo, path: str) -> str:
 
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 
-_MASKS = r"masks?|seg|segmentations?|gt|ground[ _-]?truth|annotations?|roi|contours?|overlay"
+_MASKS = (
+    r"masks?|masken?|masques?|m[aá]scaras?|maschera|seg|segmentations?|segmentierung(?:en)?|gt|"
+    r"ground[ _-]?truth|annotations?|roi|contours?|overlay|label[ _-]?maps?|labels"
+)
 
 _MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
 
-_MASK_FILE = re.compile(rf"(.+?)[ ._-]+({_MASKS})([ ._-]?\d+)?")
+_MASK_FILE = re.compile(rf"(.+?)[ ._-]+(?:{_MASKS}|label)(?:[ ._-]?\d+)?|(?:{_MASKS}|label)[ ._-]+(.+)")
 
 _LOOKED_AT = 1_000
 
@@ -461,17 +464,21 @@ class Images:
 
 
 def images_of(folder: Path) -> Images:
-    """The images of a folder.
+    """The images of a folder, or of an archive.
 
     Raises:
         DataError: it has none.
     """
+    if folder.is_file():
+        with ImageSource(folder) as source:
+            found = {*source.paths()}
+        masks = masks_of(found)
+        return Images(folder, frozenset(found - masks), folder, masks=frozenset(masks))
     archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES) and not is_hidden(p.name))
     unread: list[OSError] = []
     found = _images_below(folder, unread)
     if len(archives) == 1 and not found:
-        with ImageSource(archives[0]) as source:
-            return Images(archives[0], frozenset(source.paths()), archives[0])
+        return images_of(archives[0])
     linked = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     if not found and len(linked) == 1:
         folder = linked[0]  # a `root` may be a link
@@ -488,7 +495,7 @@ def images_of(folder: Path) -> Images:
         if above := next((path for path in beside if path.name.lower().endswith(SUFFIXES)), None):
             closed += f"; {above.parent} has some: give {folder.parent}, or move the table beside them"
         raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
-    masks = _masks(found)
+    masks = masks_of(found)
     found -= masks
     root, top = folder, {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
@@ -499,13 +506,15 @@ def images_of(folder: Path) -> Images:
     return Images(root, frozenset(found), folder, out, frozenset(masks))
 
 
-def _masks(paths: Collection[str]) -> set[str]:
-    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those that name an image."""
+def masks_of(paths: Collection[str]) -> set[str]:
+    """The paths that are masks: NAME_mask or mask_NAME beside NAME, and those in a folder of masks that name
+    an image.
+    """
 
     def parts(path: str) -> tuple[str, str, str]:
         folder, name = path.casefold().rpartition("/")[0], stem(path).casefold()
         match = _MASK_FILE.fullmatch(name)
-        return folder, name, match[1] if match else name
+        return folder, name, (match[1] or match[2]) if match else name
 
     split = {path: parts(path) for path in paths}
     apart = {
@@ -569,8 +578,10 @@ class ImageColumn:
     text: str = ""
 
 
-def best_column(form: Form, images: Images) -> ImageColumn | None:
-    """The column with the most cells that name an image, in the strictest way; None where none names any."""
+def best_column(form: Form, images: Images, only: str | None = None) -> ImageColumn | None:
+    """The column (or `only` that) with the most cells that name an image, in the strictest way; None where
+    none names any.
+    """
     here = unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
     stems = unique(images.paths, stem)
 
@@ -589,8 +600,9 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
         for name, column in form.sheet.columns().items():
             cells = Counter(filter(None, column))
             index = match == "loose" and (_INDEX.match(name) or names_patients(name))
-            if index or (match != "path" and _is_label(cells)):
-                continue  # whose numbers may be those of images by chance
+            chance = index or (match != "path" and _is_label(cells))  # its numbers may be those of images
+            if chance if only is None else name != only:
+                continue
             rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
             whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
             found = whole, len(set(map(find, rows))), rows.total()
