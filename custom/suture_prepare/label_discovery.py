@@ -32,14 +32,16 @@ from suture.data.table import Cells, Meaning
 from suture_prepare.gathering import legend_of
 
 _LIST_SEPARATORS = ("|", ";", ",", "\n", " + ", " & ", " und ", " and ")
-_JOINED = re.compile(r"(?i)\s*(?:[|;,+&\n]|/(?!o\b))\s*|\s+(?:und|and|oder|or|et|ou|y|o|e|plus|mit|with)\s+")
+_JOINED = re.compile(r"(?i)\s*(?:[|;,+&\n]|/(?!o\b))\s*|\s+(?:und|and|oder|or|et|ou|y|o|e|mit|with|vs)\s+")
 _HEDGE = (
     r"no|not|non|without|kein\w*|ohne|nicht|sin|sans|sem|senza|pas|r/o|rule out|(?:negative|suspicious) for"
     r"|exclu\w+|ausschlu\w+|ausgeschlossen|v\. ?a|va|verdacht|verdächtig|susp\w*|sospech\w+|possibl\w+"
     r"|posible|probabl\w+|likely|query|questionable|doubtful|uncertain|fraglich\w*|m(?:ö|oe)glich\w*"
     r"|wahrscheinlich\w*|evtl|eventuell\w*|z\. ?n|zn|zustand nach|status post|history of|previous"
 )
-_HEDGED = re.compile(rf"(?i)^(?:(?:{_HEDGE}|of|for|auf|von|de)\b[.:]? *)+|(?: +(?:{_HEDGE})\b\.?)+$")
+_HEDGED = re.compile(
+    rf"(?i)^(?:(?:{_HEDGE}|evidence|of|for|auf|von|de)\b[.:]? *)+|(?: +\(?(?:{_HEDGE})\b\.?)+\)?$"
+)
 """Words that say of a finding that it is absent, or in doubt."""
 _NO_LABEL = re.compile(
     r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
@@ -487,7 +489,7 @@ def _unclear(names: Collection[str], own: Mapping[str, str], path: str = "") -> 
 
     def is_made_of_others(name: str) -> bool:
         text = name.replace("_", " ")
-        others = [_HEDGED.sub("", part).strip(" ?") for part in _JOINED.split(text)]
+        others = [_HEDGED.sub("", part).strip(" ?-") for part in _JOINED.split(text)]
         return others != [text] and all(canonical_or_none(other, own) in classes for other in others)
 
     return sorted(
@@ -499,6 +501,7 @@ def _unclear(names: Collection[str], own: Mapping[str, str], path: str = "") -> 
             or _MISSING.fullmatch(name)
             or name.casefold() in _MARKS
             or Cells({}).number(name) is not None
+            or not re.search(r"\w", name)
             or canonical_or_none(name) is None
             or (not _is_known(name) and any(map(is_made_of_others, parts_of[name])))
         )

@@ -315,7 +315,17 @@ def test_a_column_of_words_is_offered_as_classes_or_is_not(
         ("both", ["Mass + Edema", "Mass & Edema", "Mass und Edema", "Mass; edema"]),
         ("asked", ["9", "-99", "0", "x", "None", "keine", "negativ", "Edema?", "Mass/Edema", "Mass / Edema"]),
         ("asked", ["no mass", "no_mass", "V.a. Mass", "V. a. Mass", "R/O mass", "Mass ausgeschlossen"]),
-        ("asked", ["possible mass", "fraglich Nodule", "kein Mass; kein Edema", "Mass mit V.a. Edema"]),
+        (
+            "asked",
+            [
+                "possible mass",
+                "fraglich Nodule",
+                "kein Mass; kein Edema",
+                "Mass mit V.a. Edema",
+                "Mass (possible)",
+                "/",
+            ],
+        ),
         ("class", ["Her2+", "Wound", "No DR", "Grade 2"]),
     ],
 )
