@@ -758,7 +758,10 @@ def sums_below(folder: Path) -> Meant:
     plain(folder, ["image", "patient", "Mass"], row)
     table(folder / "labels.csv", [["image", "patient", "Mass"], *map(row, range(N)), ["Total", "", 12]])
     return Meant(
-        in_img(), {"Mass": every(0, 1)}, pairs(), asks=(r"1 of 25 rows without an image.*'Total' in row 26",)
+        in_img(),
+        {"Mass": every(0, 1)},
+        pairs(),
+        asks=(r"1 of 25 rows without an image.*'Total' in row 26", r"(?s)^((?!repeated).)*$"),
     )
 
 

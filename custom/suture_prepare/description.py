@@ -185,7 +185,7 @@ def describe(
         taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
     else:
         _refuse_strange_splits(sheet, free)
-    if len({*sheet.column(images.name, "")}) < len(form.sheet.rows):
+    if len({*sheet.column(images.name, "")}) < len(sheet.rows):
         taken |= _say_repeated(guess, sheet, free, images.name, known)
     synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
     renamed = _rename(free, synonyms)

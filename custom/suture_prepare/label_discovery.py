@@ -14,7 +14,7 @@ import numpy as np
 
 from suture.core.errors import DataError, LabelError
 from suture.core.escaping import number_of
-from suture.core.labels import canonical, canonical_or_none, is_generic
+from suture.core.labels import canonical, canonical_or_none, is_generic, key
 from suture.core.vocabulary import CANONICAL
 from suture.data.patient_columns import plain_words
 from suture.data.readers.hospital import (
@@ -31,7 +31,18 @@ from suture.data.reading import Form, Sheet
 from suture.data.table import Cells, Meaning
 from suture_prepare.gathering import legend_of
 
-_LIST_SEPARATORS = ("|", ";", ",")
+_LIST_SEPARATORS = ("|", ";", ",", "\n", " + ", " & ", " und ", " and ")
+_JOINED = re.compile(r"(?i)\s*(?:[|;,+&\n]|/(?!o\b))\s*|\s+(?:und|and|oder|or|et|ou|y|o|e|mit|with|vs)\s+")
+_HEDGE = (
+    r"no|not|non|without|kein\w*|ohne|nicht|sin|sans|sem|senza|pas|r/o|rule out|(?:negative|suspicious) for"
+    r"|exclu\w+|ausschlu\w+|ausgeschlossen|v\. ?a|va|verdacht|verdächtig|susp\w*|sospech\w+|possibl\w+"
+    r"|posible|probabl\w+|likely|query|questionable|doubtful|uncertain|fraglich\w*|m(?:ö|oe)glich\w*"
+    r"|wahrscheinlich\w*|evtl|eventuell\w*|z\. ?n|zn|zustand nach|status post|history of|previous"
+)
+_HEDGED = re.compile(
+    rf"(?i)^(?:(?:{_HEDGE}|evidence|of|for|auf|von|de)\b[.:]? *)+|(?: +\(?(?:{_HEDGE})\b\.?)+\)?$"
+)
+"""Words that say of a finding that it is absent, or in doubt."""
 _NO_LABEL = re.compile(
     r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
     r"|female|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
@@ -236,13 +247,19 @@ def _list_classes(
             f"{name!r} is read. Join these columns into one, with a finding_separator between the "
             "findings, or remove those that list no findings of the image"
         )
-    one_class = valued.one_class and not more
+    data = columns[name] | valued.data
+    if values := columns[name].get("values", {}) | valued.data.get("values", {}):
+        data["values"] = values
+    if unclear := [word for word, meaning in columns[name].get("values", {}).items() if meaning == "?"]:
+        warnings.append(_ask_unclear(name, unclear))
+        reasons["values"] = "answer the question above"
     return replace(
         valued,
-        data=columns[name] | valued.data,
+        data=data,
         reasons=reasons,
         warnings=tuple(warnings),
-        one_class=one_class,
+        one_class=valued.one_class and not more,
+        is_draft=valued.is_draft or bool(unclear),
     )
 
 
@@ -363,7 +380,21 @@ def _ask_classes(name: str, words: Sequence[str]) -> str:
     lines = f"finding_column = {json.dumps(name)}"
     if all(map(_NUMBER.fullmatch, words)):
         lines += f"\n{inline('synonyms', {word: f'{name} {word}' for word in words})}"
+    elif unclear := _unclear(words, {}):
+        lines += f'\n{values_line(unclear)}  # "unknown" for ?, or remove it and name its class in synonyms'
     return f"If they are the names of the classes, write in place of labels:\n{lines}"
+
+
+def _ask_unclear(name: str, words: Sequence[str]) -> str:
+    """What to write for values of a column of findings that are no class by themselves."""
+    ask = (
+        f'column {name!r}: what do {", ".join(map(repr, words))} mean? In values, write "unknown" in place '
+        "of ?; or remove the word there, and write what it means, a class of labels or No Finding"
+    )
+    if joint := next((match[0].strip(" ") for word in words if (match := _JOINED.search(word))), None):
+        sign = json.dumps(f" {joint} " if joint.isalpha() else joint)
+        ask += f", or, if it is several, add them to labels and set finding_separator = {sign}"
+    return f"{ask}:\n{inline('synonyms', dict.fromkeys(words, '?'))}"
 
 
 def _meanings(words: Collection[str], *, alone: bool) -> str:
@@ -410,17 +441,23 @@ def _finding_columns(
                 continue
             keys: dict[str, Any] = {"finding_column": name, "finding_separator": separator}
             keys |= {"values": known["values"]} if "values" in known else {}
-            if path := known.get("finding_path") or _path(parts):
-                keys["finding_path"] = path
-                parts = Counter(name.strip() for part in parts.elements() for name in part.split(path))
-            share = sum(n for part, n in parts.items() if _is_known(part)) / parts.total()
             own = dict(named)
             coded = _CLASS.match(name) and all(part.isdigit() for part in parts)
             if coded and (legend := legend_of({*parts}, forms)):
-                own, share = legend, 1.0
-                keys["synonyms"] = own
+                own = keys["synonyms"] = legend
             elif name in labels:
                 continue
+            path = known.get("finding_path") or _path(parts)
+            unclear = Counter({part: parts.pop(part) for part in _unclear(parts, own, path)})
+            if not parts:
+                continue
+            if unclear:
+                keys["values"] = {**keys.get("values", {}), **dict.fromkeys(unclear, "?")}
+            if path:
+                keys["finding_path"] = path
+                parts = Counter(name.strip() for part in parts.elements() for name in part.split(path))
+            known_ones = sum(n for part, n in parts.items() if "synonyms" in keys or _is_known(part))
+            share = known_ones / (parts.total() + unclear.total())
             if (
                 share >= 0.5
                 or name == known.get("finding_column")
@@ -440,6 +477,37 @@ def _finding_columns(
     return {name: found[name][1] for name in varied}
 
 
+def _unclear(names: Collection[str], own: Mapping[str, str], path: str = "") -> list[str]:
+    """Those of the values of a column that are no class by themselves: a person has to say what they are.
+
+    A number, a mark, yes or no, what cannot be a name, and what is made of other values or known classes:
+    several, joined, or one that is denied or doubted.
+    """
+    parts_of = {name: [part.strip() for part in name.split(path)] if path else [name] for name in names}
+    classes = {canonical_or_none(part, own) for part in chain(*parts_of.values())} - {None} | {*CANONICAL}
+    given = {*map(key, own)}
+
+    def is_made_of_others(name: str) -> bool:
+        text = name.replace("_", " ")
+        others = [_HEDGED.sub("", part).strip(" ?-") for part in _JOINED.split(text)]
+        return others != [text] and all(canonical_or_none(other, own) in classes for other in others)
+
+    return sorted(
+        name
+        for name in names
+        if key(name) not in given
+        and (
+            _NUMBER.fullmatch(name)
+            or _MISSING.fullmatch(name)
+            or name.casefold() in _MARKS
+            or Cells({}).number(name) is not None
+            or not re.search(r"\w", name)
+            or canonical_or_none(name) is None
+            or (not _is_known(name) and any(map(is_made_of_others, parts_of[name])))
+        )
+    )
+
+
 def _path(names: Collection[str]) -> str:
     """The sign between parents and children in names such as Pneumonia/Viral; empty where there is none.
 
@@ -449,6 +517,7 @@ def _path(names: Collection[str]) -> str:
         paths = [[part.strip() for part in name.split(sign)] for name in names if sign in name]
         above = Counter(path[0] for path in paths)
         known = all(all(path) and (above[path[0]] > 1 or path[0] in names) for path in paths)
+        known = known and not any(child in names for path in paths for child in path[1:])
         if paths and known and (max(map(len, paths)) > 2 or max(above.values()) > 1):
             return sign
     return ""

@@ -112,6 +112,10 @@ def test_typos_are_found_and_vocabulary_names_never_are() -> None:
     assert lookalikes(["Emphysema", "Emphysmea"]) == [("Emphysema", "Emphysmea")]  # swapped neighbours
     assert lookalikes(["Nodule", "Nodules"]) == [("Nodule", "Nodules")]
     assert lookalikes(["Lung Scar", "Rib Notch"]) == []
+    grades = ["Grade 0", "Grade 1", "Grade 10", "Lesion Type I", "Lesion Type II", "Label 1", "Label 2"]
+    assert lookalikes([*grades, "Grade 01"]) == [
+        *(("Grade 0", "Grade 01"), ("Grade 01", "Grade 1"), ("Grade 01", "Grade 10"), ("Label 1", "Label 2"))
+    ]
     assert lookalikes(CANONICAL) == []
 
 

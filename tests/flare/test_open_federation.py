@@ -125,7 +125,7 @@ def test_rows_of_flares_fedavg_are_the_means_by_hand_by_its_commands_and_prodenv
     federation.join(*VALUES)
     script, kit = tmp_path / "script", federation.lead.folder
     script.mkdir()
-    shutil.copy(EXAMPLE / "net.py", script)
+    shutil.copy(EXAMPLE / "with_torch" / "net.py", script)
     (script / "client.py").write_text(SCRIPT)
     own = ("--client", script, "--rounds", "3")
     job_py("export", *own, "--to", tmp_path)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hospitals import german, image, listed, plain, table
-from suture.core.errors import DataError
-from suture.core.labels import canonical
+from suture.core.errors import ConfigError, DataError
+from suture.core.labels import LabelSet, canonical
 from suture.data.config import parse_data
 from suture.data.images import ImageSource, stem
 from suture.data.readers import read_table
@@ -308,6 +308,54 @@ def test_a_column_of_words_is_offered_as_classes_or_is_not(
     assert [*found.offered] == [column] * classes
     assert f"finding_column = {json.dumps(column)}" in "".join(found.warnings) or not classes
     assert found.data["labels"] == ["Mass"]
+
+
+@pytest.mark.parametrize(
+    ("meaning", "cells"),
+    [
+        (
+            "unknown",
+            ["k.A.", "k. A.", "keine Angabe", "n.b.", "fehlt", "nicht beurteilbar", "s. Text", "-", "--"],
+        ),
+        (
+            "none",
+            ["o.B.", "oB", "Unauffällig", "regelrecht", "healthy", "NAD", "RAS", "within normal limits"],
+        ),
+        ("both", ["Mass + Edema", "Mass & Edema", "Mass und Edema", "Mass; edema"]),
+        ("asked", ["9", "-99", "0", "x", "None", "keine", "negativ", "Edema?", "Mass/Edema", "Mass / Edema"]),
+        ("asked", ["no mass", "no_mass", "V.a. Mass", "V. a. Mass", "R/O mass", "Mass ausgeschlossen"]),
+        (
+            "asked",
+            [
+                "possible mass",
+                "fraglich Nodule",
+                "kein Mass; kein Edema",
+                "Mass mit V.a. Edema",
+                "Mass (possible)",
+                "/",
+            ],
+        ),
+        ("class", ["Her2+", "Wound", "No DR", "Grade 2"]),
+    ],
+)
+def test_a_value_that_says_nothing_by_itself_is_not_a_class(
+    meaning: str, cells: list[str], tmp_path: Path
+) -> None:
+    for cell in cells:
+        found = labelled(tmp_path, ["Befund"], [["Mass"], ["Edema"], [cell]])
+        own = [canonical(cell)] if meaning == "class" else []
+        assert found.data["labels"] == sorted(["Edema", "Mass", *own]), cell
+        assert found.data.get("values", {}) == ({cell: "?"} if meaning == "asked" else {}), cell
+        assert found.is_draft == (meaning == "asked"), cell
+        data = found.data | {"split": "patients"}
+        if found.is_draft:
+            with pytest.raises(ConfigError, match="values"):
+                parse_data(data, "t")
+            assert any(repr(cell) in text for text in found.warnings), cell
+            data |= {"values": {cell: "unknown"}}
+        expected = {"none": [0, 0], "both": [1, 1], "class": [0, 0]}.get(meaning, [np.nan, np.nan])
+        table_ = read_table(parse_data(data, "t")).table.restrict(LabelSet(("Edema", "Mass")))
+        np.testing.assert_array_equal(table_.y[2], np.float32(expected), cell)
 
 
 def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None:

@@ -415,6 +415,8 @@ _WINDOW = 20
 
 """Number of following names, in each of two orders, that a name is compared with."""
 
+_NUMBERS = re.compile(r"0(?!\d)|[1-9]\d*|\b[ivx]+\b")
+
 _COMPARED = 50_000
 
 """Number of comparisons in each order: of more names than any hospital has, each is compared with fewer."""
@@ -423,9 +425,10 @@ _COMPARED = 50_000
 def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
     """Return pairs of different names that are nearly the same, one of which may be a typo.
 
-    Two names of the built-in vocabulary are never a pair: they are known to differ. Names come from other
-    parties, so the time is linear in their number: each is compared with its neighbours in the order of
-    their beginnings and of their ends (Hernandez, Stolfo 1995, the sorted-neighbourhood method).
+    Two names of the built-in vocabulary are never a pair: they are known to differ. Nor are two that differ
+    in a number alone, as grades do, unless the name says nothing else. Names come from other parties, so the
+    time is linear in their number: each is compared with its neighbours in the order of their beginnings and
+    of their ends (Hernandez, Stolfo 1995, the sorted-neighbourhood method).
     """
     keys = {name: key(name) for name in names}
     window = min(_WINDOW, 1 + _COMPARED // max(len(keys), 1))
@@ -438,7 +441,9 @@ def lookalikes(names: Iterable[str]) -> list[tuple[str, str]]:
     return [
         (a, b)
         for a, b in sorted(near)
-        if not (keys[a] in _KNOWN and keys[b] in _KNOWN) and _within(keys[a], keys[b], _tolerance(a, b))
+        if not (keys[a] in _KNOWN and keys[b] in _KNOWN)
+        and (is_generic(a) or _NUMBERS.sub("#", keys[a]) != _NUMBERS.sub("#", keys[b]))
+        and _within(keys[a], keys[b], _tolerance(a, b))
     ]
 
 

@@ -28,17 +28,19 @@ _PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sì si
     taip ya có ναι да так есть hai はい あり 有 是 예 유 نعم بله כן positiv positivo positiva positif presente
     présent présente vorhanden 陽性 阳性 양성"""
 
-_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne nu hayır nem ei
-    tidak không όχι нет ні не いいえ なし 無 无 否 아니오 무 لا خیر לא negativ negativo negativa négatif
-    negatif ausente assente absente nicht_vorhanden 陰性 阴性 음성"""
+_ABSENT = """no n keine false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne nu hayır
+    nem ei tidak không όχι нет ні не いいえ なし 無 无 否 아니오 무 لا خیر לא negativ negativo negativa
+    négatif negatif ausente assente absente nicht_vorhanden 陰性 阴性 음성"""
 
 _OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a n.a. <na> #nv #n/v . k.a. ? todo tbd null #n/a missing
-    unclear unklar unbekannt incertain inconnu incierto desconocido incerto"""
+    unclear unklar unbekannt incertain inconnu incierto desconocido incerto k._a. keine_angabe n.b. n._b.
+    fehlt fehlend nicht_beurteilbar nicht_beurteilt nicht_befundet entfällt entfaellt ausstehend s._text
+    siehe_text not_assessed not_available not_reported not_read not_specified pending not_evaluable"""
 
 _WORDS: dict[str, Meaning] = {
     **dict.fromkeys(_PRESENT.split(), 1),
     **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),
-    **dict.fromkeys(_OPEN.split(), "unknown"),
+    **dict.fromkeys((word.replace("_", " ") for word in _OPEN.split()), "unknown"),
 }
 
 """Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma.

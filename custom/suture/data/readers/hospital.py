@@ -44,6 +44,10 @@ NO_FINDING = "No Finding"
 
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;'"][^,;'"]*)""")
 
+_DASHES = " -\u2013\u2014"
+
+"""What people write into a cell of findings that has none, besides blanks."""
+
 FEW = 6
 
 """A column of so few different words may be a label."""
@@ -111,6 +115,8 @@ def listed_names(cell: str, separator: str) -> list[str]:
     (['Mass', 'Edema'], ['Mass', "Crohn's disease"])
     >>> listed_names("[]", "|"), listed_names("", "|")
     (['No Finding'], [])
+    >>> listed_names("--", "|")
+    []
     """
     if cell[:1] == "[" and cell[-1:] == "]":
         inner = cell[1:-1].strip()
@@ -121,7 +127,7 @@ def listed_names(cell: str, separator: str) -> list[str]:
         names = [name.strip() for name in loaded if isinstance(name, str) and name.strip()]
         numbers = [str(number) for number in loaded if not isinstance(number, str) and number is not None]
         return names + numbers if inner else [NO_FINDING]
-    return [name.strip() for name in cell.split(separator) if name.strip()]
+    return [name.strip() for name in cell.split(separator) if name.strip(_DASHES)]
 
 
 def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _FoundLabels:
@@ -199,7 +205,7 @@ def _path(name: str, config: LabelConfig) -> list[str]:
 
 def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
     """A note of the blank cells of a column of findings, where there are any."""
-    blank = cells.count("")
+    blank = sum(not cell.strip(_DASHES) for cell in cells)
     text = (
         f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; where "
         f"nothing was found, write {NO_FINDING}"
