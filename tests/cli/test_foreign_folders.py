@@ -12,7 +12,7 @@ import suture as api
 from small_hospitals import small_study
 from suture.cli.app import app
 from suture.core.errors import ConfigError
-from suture.execution import job as job_files
+from suture.execution import job_files
 from suture.execution.job import load_job
 from suture.execution.job_files import known_jobs
 

@@ -87,6 +87,7 @@ OWN = {
     "model_export/bundle.py": "files of this package",
     "model_export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",
     "methods/source.py": "files of packages",
+    "flare/compat/__init__.py": "sources of this package and of FLARE",
     "federation/server/record.py": "the run.json that it has written",
 }
 """The sources that open other files, and which."""

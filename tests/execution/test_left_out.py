@@ -14,6 +14,7 @@ from suture.execution.study import StudySites
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
+from suture_results.notes import read_sentences
 from suture_results.report_command import show_run
 
 pytestmark = pytest.mark.complete
@@ -59,7 +60,7 @@ def test_images_sites_and_classes_that_no_figure_covers_are_named(
         ("never validated", "Hernia", "no site that annotates it"),
         ("test AUROC", "Hernia", "not evaluated"),
     ]
-    whole = json.loads((out / "run.json").read_text())["left_out"]
+    whole = read_sentences(out).left_out
     assert len(whole) == len(facts)
     for words in facts:
         assert any(all(word in sentence for word in words) for sentence in whole), words
