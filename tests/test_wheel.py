@@ -91,7 +91,9 @@ def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -
     jobs = installed / "suture_jobs"
     folders = {path.parent for path in jobs.glob("*/job.*")}
     assert {path.parents[2] for path in jobs.glob("*/app/config/plan.json")} == {
-        folder for folder in folders if not (folder / "client.py").exists()  # FLARE's own workflow
+        folder
+        for folder in folders
+        if not (folder / "client.py").exists()  # FLARE's own workflow
     }
     assert {path.parents[2] for path in jobs.rglob("plan.json")} == {
         p.parent for p in jobs.glob("*/meta.json")

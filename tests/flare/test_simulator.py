@@ -36,6 +36,7 @@ from suture.models import ModelSpec
 from suture.protocol.packing import load
 from suture_papers.metafl.pmfl import PMFL
 from suture_papers.metafl.single_target import SingleTargetSites
+from suture_results.notes import read_sentences
 from suture_synthetic.phantom_hospitals import PhantomSites
 
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
@@ -194,7 +195,7 @@ def test_channels_of_an_outside_method_cross_as_in_the_loop_though_no_bell_rings
     method = json.loads((sim / "run.json").read_text())["method"]
     assert (method["name"], method["hyperparameters"]["server_lr"]) == ("scaffold", 0.9)
     one_sided = "Nodule is trained but not measured at josefsklinik, northfield"
-    assert all(one_sided in (out / "run.json").read_text() for out in (loop, sim))
+    assert all(one_sided in " ".join(read_sentences(out).notes) for out in (loop, sim))
     assert "lost bell" in (sim / "flare.log").read_text(), "no bell was lost"
 
 

@@ -50,7 +50,7 @@ NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.
     ("condist", "multiclass"): {"missing_labels/condist.py: Distillation.begin.<locals>.value": 1},
     # Which images of a batch have a label, at a site where some have none.
-    ("fedvls", "multiclass"): {"missing_labels/fedvls.py: suppressed": 1},
+    ("fedvls", "multiclass"): {"missing_labels/fedvls.py: suppress": 1},
 }
 """How often a step of a method waits, and where."""
 

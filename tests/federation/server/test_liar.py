@@ -21,6 +21,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
+from suture_results.notes import read_sentences
 from suture_results.report import write_report
 from suture_results.report_command import show_run
 
@@ -234,7 +235,7 @@ def test_a_site_that_was_rejected_in_most_rounds_marks_the_run(
         return pack(replace(update, weight=weight))
 
     server = lied(tiny, "marked", Update, lie, rounds=4)
-    said = [line for line in server.record.run["left_out"] if "rejected" in line]
+    said = [line for line in read_sentences(Path(server.record.folder)).left_out if "rejected" in line]
     assert bool(said) == marked
     show_run(server.record.folder)
     printed = " ".join(capsys.readouterr().out.split())

@@ -212,7 +212,7 @@ def random_update(method: Method, model: GlobalModel, own: tuple[str, ...], n: i
         for channel in egress.going("up")
         for name in channel.forms
     }
-    return Update(0, labels, *drawn, rows, weight, egress.kind, channels, scalars)  # type: ignore[arg-type]
+    return Update(0, labels, *drawn, rows, weight, egress.kind, channels, scalars=scalars)  # type: ignore[arg-type]
 
 
 def answered(known: FlareJob, site: str, update: Update, task: DXO) -> None:

@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     code = """
 import re, sys, torch
 from pathlib import Path
-from suture.models.priors import cached
+from suture.models.priors import cache
 import numpy as np
 shape, most = (100_000, 1024), []
 of = np.arange(200_000).view(np.uint8).reshape(-1, 16)
@@ -174,9 +174,9 @@ def features(rows):
     most.append(used())
     return torch.full((len(rows), shape[1]), float(rows[0]))
 before, folder = used(), Path(sys.argv[1])
-found = cached(folder, "a", of, shape, features, "alpha", "it")
+found = cache(folder, "a", of, shape, features, "alpha", "it")
 assert found[99_999, 0] == 99_968
-grown = cached(folder, "a", of[1:], (99_999, 1024), features, "alpha", "it")
+grown = cache(folder, "a", of[1:], (99_999, 1024), features, "alpha", "it")
 assert grown[99_998, 0] == 99_968
 print(max(*most, used()) - before)
 """
