@@ -1,4 +1,4 @@
-"""The layout that docs/architecture.md describes; import-linter holds the order of the rooms, without cycles."""
+"""The layout that docs/architecture.md describes; import-linter holds the order of the rooms."""
 
 from __future__ import annotations
 
