@@ -19,9 +19,10 @@ import pytest
 import torch
 
 import hypothesis_profiles  # noqa: F401 - chooses one, before any test asks for it
+import suture
 from cpu_limit import pytest_runtest_protocol  # noqa: F401  a hook
 from example_run import history_records, metrics_record, run_record, write_run
-from small_hospitals import LABELS, write_hospital
+from small_hospitals import LABELS, small_study, write_hospital
 from suture.data.batch import Augmentation
 from suture.data.config import SiteConfig, load_site_config
 from suture.federation.loop import Loop, federate
@@ -31,6 +32,7 @@ from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture_results.report import write_report
+from world import Trained
 
 CNN = ModelSpec("cnn", size=16, weights="random")
 
@@ -135,6 +137,13 @@ def data_root() -> Path:
 def hospital() -> Callable[..., Path]:
     """Writes a hospital: see `write_hospital`."""
     return write_hospital
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A study of three hospitals and its run of one round, trained once: see `Trained`."""
+    study = small_study(tmp_path_factory.mktemp("trained") / "study", images=60)
+    return Trained(study, suture.run(study, out=study.parent / "run", rounds=1).folder)
 
 
 @dataclass
