@@ -6,10 +6,13 @@ import dataclasses
 import inspect
 import json
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from subprocess import DEVNULL, run
+from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -24,7 +27,7 @@ from suture.data.readers import DATASETS
 from suture.execution import catalogue
 from suture.execution.catalogue import method_entry
 from suture.execution.job import Job, load_job
-from suture.execution.job_files import jobs_folder, known_jobs
+from suture.execution.job_files import jobs_folder, jobs_of_flare, known_jobs
 from suture.execution.sites import SIMULATIONS
 from suture.federation.plan import Plan
 from suture.flare.recipe import export_job
@@ -431,8 +434,21 @@ def _parameter(one: Any, hint: Any) -> tuple[str, str, str]:
     return names, "required" if one.required else shown, text.strip()
 
 
+def write_flare_form(program: Path, folder: Path) -> Path:
+    """Write app/config and meta.json, as FLARE exports a job of its own workflow, beside app/custom."""
+    with TemporaryDirectory() as scratch:
+        run([sys.executable, program, "--export", "--export-dir", scratch], check=True, stdout=DEVNULL)
+        shutil.copytree(
+            Path(scratch, folder.name, "app", "config"), folder / "app" / "config", dirs_exist_ok=True
+        )
+        shutil.copy(Path(scratch, folder.name, "meta.json"), folder)
+    return folder
+
+
 if __name__ == "__main__":
     for written in write_pages(documented(), Path(sys.argv[1] if sys.argv[1:] else "docs")):
         print(f"written: {written}")
     for name in known_jobs():
         print(f"written: {export_job(load_job(name), jobs_folder())}")
+    for program in jobs_of_flare().values():
+        print(f"written: {write_flare_form(program, program.parent)}")

@@ -93,11 +93,9 @@ def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -
     assert {path.parents[2] for path in jobs.glob("*/app/config/plan.json")} == {
         folder
         for folder in folders
-        if not (folder / "client.py").exists()  # FLARE's own workflow
+        if not (folder / "app" / "custom" / "client.py").exists()  # FLARE's own workflow
     }
-    assert {path.parents[2] for path in jobs.rglob("plan.json")} == {
-        p.parent for p in jobs.glob("*/meta.json")
-    }
+    assert {path.parent for path in jobs.glob("*/meta.json")} == folders
     code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}
     assert {"suture", "suture_papers"} <= code
     assert not code & {"suture_prepare", "suture_synthetic"}

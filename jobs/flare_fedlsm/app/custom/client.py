@@ -1,15 +1,14 @@
 """The script of a site: beside the weights travel label counts, once, and counts of pseudo-labels."""
 
-import sys
-
 import nvflare.client as flare
-from shared import METHOD, MODEL, SETTINGS
+from shared import METHOD, MODEL, SETTINGS, SITES
 
 from suture.sdk import LocalSite, receive, send
 from suture_synthetic.phantom_scans import drawn
 
 flare.init()
-name, labels = flare.get_site_name(), sys.argv[1:]  # the job names to each site its own classes
+name = flare.get_site_name()
+labels = SITES[name]
 images, y = drawn(name, labels, 32, MODEL["size"])  # drawn; read your own here
 site = LocalSite(name, METHOD, SETTINGS, MODEL, labels, {"image": images}, y)
 

@@ -6,3 +6,5 @@ SETTINGS = {
     "teaching": {"positive": 0.6, "negative": 0.2},  # the paper's .85 and .005 are for a trained teacher
 }
 MODEL = {"encoder": "densenet121", "size": 32}  # MONAI's; the paper's size is 320
+SITES = {"site-1": ["Mass", "Nodule"], "site-2": ["Edema", "Nodule"]}  # the classes that each annotates
+LABELS = ["Edema", "Mass", "Nodule"]
