@@ -17,11 +17,9 @@ from typing import Any
 from rich.markup import escape
 
 LONGEST_LINE = 500
-
 """Largest number of characters of a text of another party."""
 
 _LONGEST_WARNING = 2_000
-
 """Largest number of characters of a library's warning."""
 
 
@@ -38,7 +36,6 @@ def printable(text: object, most: int = LONGEST_LINE) -> str:
 
 
 JOINERS = "\u200c\u200d"
-
 """Zero-width non-joiner and joiner: invisible, and a part of the spelling in some scripts."""
 
 
@@ -105,7 +102,6 @@ _NUMBERED = re.compile(r"^(\d{1,9})(?=[.)](\s|$))")
 _MONAI = re.compile(r"^[$@%]|#|[@%]::")
 
 _LO = 64
-
 """Characters of a short text of DICOM (PS3.5, 6.2: LO)."""
 
 
@@ -165,11 +161,9 @@ def rich(text: object) -> str:
 
 
 _SIGN = "'*[=+\\-@\uff1d\uff0b\uff0d\uff20]"
-
 """What begins a formula, the last four are full-width forms; an apostrophe may be before it already."""
 
 _START = '(^|[;\t\r\n][ "]*)'
-
 """Where a cell begins: also in the spreadsheet of a country that separates by ``;``, where quotes within a
 cell hold nothing together."""
 

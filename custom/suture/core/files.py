@@ -36,28 +36,24 @@ import psutil
 
 from suture.core.errors import ConfigError, DataError, DiskError, InUse, SutureError
 
-LARGEST_FILE = 64 * 2**20
+log = logging.getLogger(__name__)
 
+LARGEST_FILE = 64 * 2**20
 """Largest number of bytes of a file of JSON."""
 
 LARGEST_WHOLE = 2**30
-
 """Largest number of bytes of any other file that is read whole or by lines: a sparse one may state any."""
 
 LARGEST_TOML = 2**20
-
 """Largest number of bytes of a file of TOML, which a person writes and the standard library reads slowly."""
 
 MOST_VALUES = 2_000_000
-
 """Largest number of values of a text of JSON: an empty list takes two of its bytes and 64 of memory."""
 
 _MOST_PARTS = 50_000
-
 """Largest number of parts of keys of TOML in all, of each key those after the second."""
 
 DEEPEST = 32
-
 """Largest depth to which plain values are nested."""
 
 
@@ -86,7 +82,6 @@ def check_plain(value: object) -> None:
 
 
 _MARKS: dict[type, tuple[Any, ...]] = {str: ("[", "{", ","), bytes: (b"[", b"{", b",")}
-
 """What comes before each value but the first."""
 
 
@@ -151,7 +146,6 @@ _ENDS = {
     "'''": re.compile("'{3,5}"),
     "#": re.compile(r"\n"),
 }
-
 """What ends a text or a comment of TOML, or is passed over in it, by the sign that begins it."""
 
 
@@ -282,9 +276,6 @@ def _why(error: OSError | ValueError) -> str:
     return error.reason if isinstance(error, UnicodeError) and hasattr(error, "reason") else str(error)
 
 
-log = logging.getLogger(__name__)
-
-
 def model_folder(path: str | Path) -> Path:
     """Return the folder of a saved model: the one that is given, or model/ of a run."""
     folder = Path(path).expanduser()
@@ -299,7 +290,6 @@ def run_folder(path: str | Path) -> Path:
 
 
 _LEFT = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp")
-
 """What `temporary_beside` names, with the process that did."""
 
 
@@ -685,7 +675,6 @@ class FolderLock:
 
 
 MAKING = ".making"
-
 """The end of the name of a lock that `only_maker` holds, or waits for without end."""
 
 

@@ -23,24 +23,20 @@ from suture.core.escaping import JOINERS, escape_text, printable
 from suture.core.vocabulary import CANONICAL, SYNONYMS, rows
 
 LONGEST = 200
-
 """Largest number of characters of a class name."""
 
 SIGNS = " -_/()+,.&'<>=:%\u2044\u00b7\u05f3\u05f4\u0f0b\u30fb"
-
 """Other characters of a class name. The last six are the slash of ``½``, and signs that words of Catalan,
 Hebrew, Tibetan and Japanese have inside (Unicode Standard Annex 31, table 3a)."""
 
 _LEADING = frozenset("$@%")
 
 _ASCII = re.compile(r"[A-Za-z0-9 \-_/()+,.&'<>=:%]*")
-
 """Names without another character, which most are: found many times as fast."""
 
 _HIDDEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-
 """Letters and marks that nobody sees (Unicode's Default_Ignorable_Code_Point)."""
 
 _JOINING = frozenset(
@@ -49,11 +45,9 @@ _JOINING = frozenset(
         *("ORIYA", "TAMIL", "TELUGU", "KANNADA", "MALAYALAM", "SINHALA", "KHMER", "MYANMAR", "TIBETAN"),
     }
 )
-
 """The scripts whose words have joiners, as Unicode's names of their letters begin."""
 
 _VIRAMA = 9
-
 """Unicode's combining class of the signs that take a consonant's vowel."""
 
 _PLAIN = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,%d}"
@@ -222,7 +216,6 @@ _KNOWN: dict[str, str] = {key(name): name for name in CANONICAL} | {
 }
 
 MOST_SYNONYMS = 10_000
-
 """Largest number of entries of a site's own table: as many as there may be classes."""
 
 
@@ -412,13 +405,11 @@ def is_generic(name: str) -> bool:
 
 
 _WINDOW = 20
-
 """Number of following names, in each of two orders, that a name is compared with."""
 
 _NUMBERS = re.compile(r"0(?!\d)|[1-9]\d*|\b[ivx]+\b")
 
 _COMPARED = 50_000
-
 """Number of comparisons in each order: of more names than any hospital has, each is compared with fewer."""
 
 

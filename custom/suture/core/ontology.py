@@ -58,12 +58,10 @@ from suture.core.validation import LabelName, Section, parse
 from suture.core.vocabulary import AREAS, ENTRIES, groups, rows
 
 Settle = Literal["refuse", "child wins", "leave out"]
-
 """What becomes of contradictory labels of an image: they are faults, the labels of children replace those of
 parents, or all labels of the image become unknown."""
 
 _MOST_RELATED, _MOST_PAIRS = 10_000, 2_000_000
-
 """Related classes, as many as a federation may have; and pairs of a class and one above it, by each parent: a
 chain of 2,000 classes has as many."""
 
@@ -312,7 +310,6 @@ def _is_exception(relations: Relations, nothing: str, other: str) -> bool:
 
 
 _LISTED = 3
-
 """Labels of a contradiction that are named."""
 
 
@@ -333,19 +330,15 @@ def _contradictions(
 
 
 SYSTEMS = {"SCT": "SNOMED CT", "I10": "WHO's ICD-10", "I10C": "ICD-10-CM", "RADLEX": "RadLex"}
-
 """The coding schemes, by their designators."""
 
 GENERAL = frozenset({"SCT:4147007", "SCT:27925004"})
-
 """Built-in codes of a shape in any organ, mass and nodule: they describe a finding, and identify no class."""
 
 _MEANING = 64
-
 """Characters of a code's meaning (PS3.5, 6.2: LO)."""
 
 Stated = Mapping[str, tuple[str, ...]]
-
 """Codes by the name of their class, at most one of each system."""
 
 
@@ -500,7 +493,6 @@ _FORMS = {
     ),
     "RADLEX": (r"RID[1-9][0-9]{0,8}", "write RID and a number: RID5352"),
 }
-
 """The form of the codes of the other systems, and what to write."""
 
 
@@ -513,7 +505,6 @@ def _fault(system: str, code: str) -> str:
 
 
 LABELS = "labels.toml"
-
 """File of the atlas in the folder of a study."""
 
 Relation = Literal["same", "different", "child"]

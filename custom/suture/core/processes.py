@@ -35,7 +35,6 @@ from typing import IO
 import psutil
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-
 """Of a container: microseconds of a core, or "max", in each period of microseconds (Linux, cgroup v2)."""
 
 
@@ -50,15 +49,12 @@ def usable_cores() -> int:
 
 
 _KEPT = 2**30
-
 """Bytes: larger blocks, and free memory beyond this at the end of the heap, still go back to the kernel."""
 
 _OLD_MOST = 2**25
-
 """Bytes: the largest threshold of older versions of glibc on 64 bits (mallopt(3))."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h."""
 
 _THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": str(_KEPT), "MALLOC_TRIM_THRESHOLD_": str(_KEPT)}
@@ -92,7 +88,6 @@ def keeping_memory(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _LOOK = 0.005
-
 """Seconds between two looks."""
 
 
@@ -179,7 +174,6 @@ def _runs(process: psutil.Process) -> bool:
 
 
 Work = Callable[[Connection], object]
-
 """What a process does with its end of its line. It is pickled: a function of a module."""
 
 _CONTEXT = multiprocessing.get_context("spawn")

@@ -70,7 +70,6 @@ def versions() -> dict[str, str]:
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 DEVICES = {"cpu", "cuda"}
-
 """The kinds of devices that Suture computes on. Apple's `mps` has no double precision, and where a copy does
 not wait it reads released memory (pytorch issue 139550): its results would be wrong without an error."""
 

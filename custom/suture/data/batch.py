@@ -54,7 +54,6 @@ def prefetch(items: Iterable[_T], count: int) -> Iterator[_T]:
 
 
 FEATURES, ROW = "features", "row"
-
 """Names of inputs: features ``[n, d]`` that a frozen encoder computed of images or documents, in their place;
 and the number of each among the samples of its split ``[n]``, by which its views are found."""
 
@@ -176,7 +175,6 @@ def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
 
 
 IN_A_ROW = 4
-
 """Images of a class that `class_aware` draws before it goes on to the next class."""
 
 
@@ -283,16 +281,13 @@ class Augmentation:
 
 
 SURGICAL = Augmentation(rotation=72.0, flip=0.5, zoom=0.5, contrast=0.75)
-
 """Surgical Aggregation 2024, Sec. 3.4.3: rotation, flip, zoom and contrast, with the program's ranges
 (layers of Keras)."""
 
 MILD = Augmentation(rotation=10.0, zoom=0.1, contrast=0.3)
-
 """For chest images whose sides carry meaning."""
 
 WEAK = Augmentation(flip=0.5)
-
 """FedLSM (Deng et al. 2023, Sec. 3.2), the weak view: a horizontal flip."""
 
 STRONG = Augmentation(
@@ -306,32 +301,26 @@ STRONG = Augmentation(
     brightness_chance=0.75,
     blur_chance=0.7,
 )
-
 """FedLSM (Deng et al. 2023, Sec. 3.2), the strong view: flips, rotation, shift and scale, with one of median
 blur, Gaussian blur and Gaussian noise; the ranges are those of the authors' program, where 0.9 to 1.1 is the
 scale itself rather than the extent."""
 
 _KERNELS = (3, 5)
-
 """Sides of the median and Gaussian filters, in pixels."""
 
 _NOISE_VARIANCE = (5.0, 30.0)
-
 """Of Gaussian noise, on a scale of pixels up to 255."""
 
 _BLOCK = 2**16
-
 """Pixels that the median filter compares at a time: those of large images, all at once, leave the cache."""
 
 _NETWORKS = {
     3: ((0, 2), (0, 1), (1, 2)),
     5: ((0, 3), (1, 4), (0, 2), (1, 3), (0, 1), (2, 4), (1, 2), (3, 4), (2, 3)),
 }
-
 """The fewest comparisons that sort as many values (Knuth, The Art of Computer Programming 3, Sec. 5.3.4)."""
 
 Source = torch.Generator | Sequence[torch.Generator]
-
 """Of randomness, on the CPU: one for a batch, or one for each image, whose change then is its own alone."""
 
 

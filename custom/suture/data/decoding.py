@@ -84,7 +84,6 @@ for _library in ("pydicom", "PIL", "nibabel"):
     logging.getLogger(_library).addHandler(_Cleaner())
 
 MOST_OF_SEGMENT = 2**28
-
 """Bytes that a segment of run-length encoding may unpack to."""
 
 _NEEDED = (
@@ -96,11 +95,9 @@ _NEEDED = (
     "BitsAllocated",
     "BitsStored",
 )
-
 """Of every image with pixels that are whole numbers (PS3.3 C.7.6.3)."""
 
 _LONGEST_RUN = 64
-
 """Bytes that one encoded byte can unpack to at most: 128 for the two of a run (PS3.5 G.3)."""
 
 
@@ -129,7 +126,6 @@ def decode_dicom(data: bytes) -> tuple[Image.Image, int, str]:
 
 
 IDENTIFIERS = ("AccessionNumber", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "PatientID")
-
 """Attributes by which a table may name an image, its study or its patient; the patient last."""
 
 
@@ -269,11 +265,9 @@ _NPY = b"\x93NUMPY"
 _GZIP = b"\x1f\x8b"
 
 _NIFTI = 348
-
 """Bytes of a header of NIfTI-1, the last four of which are its magic number."""
 
 _MOST_BEFORE = 2**20
-
 """Bytes of header and extensions of a NIfTI."""
 
 
@@ -375,19 +369,15 @@ SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff", ".bmp"),
     *(".npy", ".nii", ".nii.gz"),
 )
-
 """Suffixes of the files that count as images in a folder."""
 
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
-
 """What Pillow may take a file for, whatever its suffix: it reads others too, EPS by starting Ghostscript."""
 
 _TILE = (322, 323)
-
 """Tags of the width and the length of a tile (TIFF 6.0, section 15)."""
 
 _BITS_PER_SAMPLE = 258
-
 """Tag of the depth (TIFF 6.0, section 8). MaxSampleValue is not for display, and differs by image."""
 
 

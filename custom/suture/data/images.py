@@ -38,11 +38,9 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 _SUFFIX = re.compile(
     r"\.(png|jpe?g|jfif|dcm|dicom|ima|tiff?|bmp|npy|nii(\.gz)?|gif|webp|jp2|j2k|mh[ad]|nrrd)$", re.IGNORECASE
 )
-
 """Those of images, also of formats that a table names and the folder has in another."""
 
 _MOST_PARTS = 64
-
 """Folders of an absolute path that are looked at."""
 
 
@@ -139,7 +137,6 @@ _T = TypeVar("_T")
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 256
-
 """Most encoded images held in memory at a time by `read_all`."""
 
 
@@ -436,11 +433,9 @@ _MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
 _MASK_FILE = re.compile(rf"(.+?)[ ._-]+(?:{_MASKS}|label)(?:[ ._-]?\d+)?|(?:{_MASKS}|label)[ ._-]+(.+)")
 
 _LOOKED_AT = 1_000
-
 """Files of the folders beside that of a site."""
 
 _OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
-
 """In the name of a column: its files are made of images."""
 
 

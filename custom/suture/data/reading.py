@@ -29,11 +29,9 @@ from suture.data.table import Table
 from suture.data.workbooks import WORKBOOKS, is_workbook, workbook_rows
 
 UTF8 = "utf-8-sig"
-
 """UTF-8, with or without a byte order mark."""
 
 _TOGETHER = 64
-
 """Rows that are read before their width is checked: each may have as many cells as characters."""
 
 
@@ -428,7 +426,6 @@ JSON = (".json", ".jsonl", ".ndjson")
 DELIMITERS = (",", ";", "\t", "|")
 
 _LOOKED_AT = 200
-
 """Rows that decide about the delimiter."""
 
 

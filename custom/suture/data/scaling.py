@@ -12,7 +12,6 @@ _Values = NDArray[np.generic]
 _Gray = NDArray[np.uint8]
 
 _STRIP = 2**20
-
 """Values that are worked on at a time."""
 
 

@@ -21,7 +21,6 @@ from suture.core.labels import LabelSet
 Meaning = Literal[0, 1, "unknown"]
 
 _DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
-
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
 _PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sì sim tak ano áno da evet igen kyllä
@@ -42,14 +41,12 @@ _WORDS: dict[str, Meaning] = {
     **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),
     **dict.fromkeys((word.replace("_", " ") for word in _OPEN.split()), "unknown"),
 }
-
 """Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma.
 
 A word that means something else in another table, such as x, +, t and f, is not among them: `values` says it.
 """
 
 NUMBERS: dict[Meaning, float] = {0: 0.0, 1: 1.0, "unknown": float("nan")}
-
 """Each meaning as a label."""
 
 _WORDS_OF: dict[Meaning, str] = {0: "absent", 1: "present", "unknown": "unknown"}

@@ -57,13 +57,11 @@ _FLARE: dict[str, tuple[type, str]] = {
     "resource_spec": (dict, "a table"),
     "launcher_spec": (dict, "a table"),
 }
-
 """The entries of `Job.flare`, with the type of each and how a message calls it."""
 
 T = TypeVar("T")
 
 TUNED = "tuned.json"
-
 """File of a run folder with the figures of fine-tuning."""
 
 

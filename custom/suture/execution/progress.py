@@ -85,7 +85,6 @@ _FIGURES = {
     "server_auroc": ("AUROC at the server", 3),
     "server_balanced_accuracy": ("balanced accuracy at the server", 3),
 }
-
 """The figures of a round's model, each with its name and its digits."""
 
 

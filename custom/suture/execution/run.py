@@ -61,17 +61,16 @@ from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.protocol.messages import SiteInfo
 
-LOCK, PREPARING = ".lock", ".preparing"
+log = logging.getLogger(__name__)
 
+LOCK, PREPARING = ".lock", ".preparing"
 """The lock of a run folder, and the mark of a run that is not described yet: it is begun anew."""
 
 MADE = ".folder.json"
-
 """Names the folder in which a run was begun, by its inode: in a copy, or a folder of somebody else, it is
 another one."""
 
 REPLACED = ".replaced"
-
 """Folder of the run that is being replaced, until the new one is described."""
 
 _OWN = re.compile(
@@ -180,14 +179,10 @@ def delete_files(out: Path, files: list[Path]) -> None:
                 Path(root, name).rmdir()
 
 
-log = logging.getLogger(__name__)
-
 Environment = Literal["local", "sim"]
-
 """Where simulated sites run: in a plain loop in this process, or in FLARE's simulator."""
 
 POOLED = "pooled"
-
 """Name of the only party of a reference method that trains on the pooled data of all sites."""
 
 

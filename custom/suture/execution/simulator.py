@@ -52,16 +52,15 @@ from suture.core.processes import keeping_memory, wait_for_end, without_interrup
 from suture.federation.server.record import LOCK, TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 
-SIMULATOR = ""
+log = logging.getLogger(__name__)
 
+SIMULATOR = ""
 """Name, beside those of the sites, of the processes that are not a site's."""
 
 _CPU = 0.05
-
 """Seconds of a core from one look to the next; a site that waits for tasks takes 0.005 in a second."""
 
 _BYTES = 2**16
-
 """Read and written from one look to the next; a site that waits reads 1,400 in a second."""
 
 _WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
@@ -167,23 +166,18 @@ def _states(process: psutil.Process) -> set[str]:
 
 
 PATIENCE = 20.0
-
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
 
 STILL = 20
-
 """Looks, about a second apart, that a site may stand still before it has fetched its first task."""
 
 UNANSWERED = 75
-
 """Looks that a site may stand still with its first task: longer than it waits for the lock of its folder."""
 
 LONGEST = 600.0
-
 """Seconds from the first look that a site, or the simulator, may work without its first task, and .."""
 
 _EACH = 30.0
-
 """.. how many more for each site: its imports take 5 s of a core."""
 
 _WATCH_LOOK = 1.0
@@ -327,20 +321,15 @@ def _end(out: Path) -> tuple[object, ...] | None:
     return (run["status"], run.get("error"), run.get("finished")) if run.get("status") in _ENDED else None
 
 
-log = logging.getLogger(__name__)
-
 LOG = "flare.log"
 
 MESSAGES = "SUTURE_MESSAGES"
-
 """Variable of the environment of the simulator's processes: the folder of the messages under way."""
 
 _OVER = ".over"
-
 """File in that folder: the server's work is done."""
 
 _LOOK = 0.05
-
 """Seconds between two looks at whether it is."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -372,7 +361,6 @@ def check_paths(out: Path, option: str = "--out") -> None:
 
 
 _FIRST_PERSON, _NOBODY = 1000, 65534
-
 """Numbers of users: people's begin at the first, and the other is nobody's."""
 
 

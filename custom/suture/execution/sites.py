@@ -66,15 +66,12 @@ SIMULATIONS: Registry[type[Simulation]] = Registry(
     "a dataclass with a method `prepare`",
     lambda kind: isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "prepare"),
 )
-
 """The kinds of simulated sites, by the name of their class."""
 
 TARGETS = "targets"
-
 """The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
 
 Validation = Literal["sites", "server"]
-
 """Who holds the validation images: each site its own, or the server all of them. A model that stays at its
 site is selected there, so that the sites of a personal method hold their own either way."""
 
@@ -176,11 +173,9 @@ class PartitionedSites(ReleasedSites):
 
 
 TEXT = "text"
-
 """The column of documents of a simulated site."""
 
 _ATTRIBUTE = "attribute"
-
 """The column of a simulated site by which figures are broken down."""
 
 _CELLS = {1.0: "1", 0.0: "0"}
@@ -359,7 +354,6 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
 
 
 _VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
-
 """The variable of each setting of a suture.toml's [training] that simulated parties share."""
 
 _BOOLEANS = {"true": True, "false": False}

@@ -69,12 +69,12 @@ from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.protocol.records import Metrics, Round, read_history, read_metrics, read_run
 
-_OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
+log = logging.getLogger(__name__)
 
+_OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
 """What a part of a name may not have; MLflow refuses it."""
 
 event_log = logging.getLogger(f"custom.{__name__}")
-
 """FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
 
 
@@ -172,18 +172,13 @@ def _named(prefix: str, values: Mapping[str, object]) -> dict[str, float]:
     return {f"{prefix}/{part_of_name(key)}": number for key, number in numbers.items()}
 
 
-log = logging.getLogger(__name__)
-
 _LOOK = 0.1
-
 """Seconds between two looks at what else than an answer ends an exchange."""
 
 _NEWEST = 100
-
 """Largest number of events in one reply."""
 
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
-
 """The part of a run folder that FLARE's job download contains."""
 
 

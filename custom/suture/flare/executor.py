@@ -49,11 +49,9 @@ from suture.protocol.messages import Abstain, Reply, TaskData
 from suture.protocol.packing import pack, unpack
 
 log = logging.getLogger(f"custom.{__name__}")
-
 """FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
 
 ALLOWED = "suture.allowed"
-
 """Property of the FLARE context in which the executor leaves what is allowed for the site's filter."""
 
 
@@ -146,7 +144,6 @@ class SiteExecutor(Executor):
 
 
 RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
-
 """FLARE's return codes: a return code is text, so any other text could leave in its place."""
 
 

@@ -39,7 +39,6 @@ from suture.methods.source import class_path, list_entry
 from suture.privacy.masking import Identity, MaskingRefused
 
 _RELAY = "relay__resources.json"
-
 """FLARE's file of the relay that a site connects to."""
 
 _PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)

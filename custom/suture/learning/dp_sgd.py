@@ -38,7 +38,6 @@ from suture.learning.losses import Objective
 from suture.models.classifier import Classifier
 
 Draw = Callable[[int], bytes]
-
 """Gives a number of random bytes; only tests use another one than the system's."""
 
 
@@ -57,7 +56,6 @@ def uniform(count: int, draw: Draw = os.urandom) -> torch.Tensor:
 
 
 _TOGETHER, _NUMBERS = 256, 2**26
-
 """Images whose gradients are in memory together at most, and numbers of these: 256 MiB."""
 
 

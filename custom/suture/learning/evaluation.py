@@ -133,7 +133,6 @@ def given_absent(p: Tensor, rho: float) -> Tensor:
 _T = TypeVar("_T")
 
 NOTHING = ClassScore(None, None, None, None, None)
-
 """The score of a class that is withheld."""
 
 

@@ -30,7 +30,6 @@ from suture.protocol.egress import near
 from suture.protocol.messages import FEW, KEYS, ClassScore
 
 _Z = 1.959963984540054
-
 """The 97.5 % point of the normal distribution."""
 
 
@@ -72,11 +71,9 @@ Floats = NDArray[np.float64]
 _T = TypeVar("_T")
 
 Patients = Sequence[str] | NDArray[np.intp] | None
-
 """The patient of each image, by name or number; None if every image is a patient of its own."""
 
 _CELLS = 2_000_000
-
 """Draws times images in memory at once: 16 MB of float64."""
 
 

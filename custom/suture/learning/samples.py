@@ -48,11 +48,9 @@ from suture.models.documents import document_inputs
 LOG = logging.getLogger(__name__)
 
 _FORMAT = 3
-
 """The version of the format of an entry; a new number invalidates every older entry."""
 
 _Fault = tuple[str, str]
-
 """The name of an image that cannot be read, and why; empty where the cache does not hold that."""
 
 
@@ -221,11 +219,9 @@ def _header(file: BinaryIO, shape: tuple[int, ...]) -> int:
 
 
 SiteSamples = tuple[LabelSet, dict[Split, Samples]]
-
 """A site's own classes, and its samples of each split."""
 
 TARGET = "Target"
-
 """The one class of a method in which each site trains a class of its own."""
 
 

@@ -138,11 +138,9 @@ def load_optimiser_state(
 
 
 LOSS_SCALE = "loss scale"
-
 """In place of a parameter's name, in the optimiser's state."""
 
 _STATE = {f"{LOSS_SCALE}/scale": "scale", f"{LOSS_SCALE}/steps": "_growth_tracker"}
-
 """The tensors of a site's state: the scale, and how many steps it has been the same; their names in torch."""
 
 
@@ -222,7 +220,6 @@ class NonFiniteLoss(SutureError):
 
 
 READ_EVERY = 32
-
 """Steps after which their losses are read from the device."""
 
 
@@ -283,11 +280,9 @@ class StepLosses:
 
 
 _MOST = 256
-
 """Images, or documents, of a batch of an evaluation."""
 
 _PIXELS = 2**20
-
 """Of a batch on the CPU: 256 images of 64 px. The largest activation of a DenseNet121 or a ResNet-18 has 16
 values a pixel, 64 MiB in all; larger batches are not faster (`benchmarks/parts/backbones.py`)."""
 
@@ -326,7 +321,6 @@ def retry_in_smaller_batches(compute: Callable[[int], _Result], size: int) -> _R
 
 
 _COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
-
 """Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""
 
 
@@ -391,19 +385,15 @@ def check_memory(
 
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 """Logits, y and known ``[n, c]`` to a scalar."""
 
 Observer = Callable[[Tensor, Tensor], None]
-
 """Called with rows ``[m]`` and their positive pseudo-labels ``[m, c]``."""
 
 Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
-
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
 
 _LOGITS = 2**24
-
 """Logits that are kept on the device before they are copied to the CPU: 64 MiB."""
 
 

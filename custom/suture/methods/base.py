@@ -43,7 +43,6 @@ from suture.protocol.packing import Packed
 Personal = Literal["nothing", "head", "model"]
 
 _GATES = re.compile(r"(weight|bias)_(ih|hh)_l\d+(_reverse)?$")
-
 """Tensors of an LSTM, whose rows are those of its input, forget, cell and output gates in turn."""
 
 
@@ -215,7 +214,6 @@ def check_facts(facts: ClassFacts, model: GlobalModel, method: Method) -> None:
 
 
 Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "references"]
-
 """labels missing: sites annotate different classes. classes rare: few classes have most images. sites differ:
 in scanners or patients. few labels: a new class with few examples. references: no federation at all."""
 

@@ -199,7 +199,6 @@ class Step:
 
 
 Value = Callable[[Step], Tensor]
-
 """A term of one step, a scalar."""
 
 
@@ -473,11 +472,9 @@ _WHY_WEIGHT = {
 }
 
 SECOND = "second view of the image"
-
 """Name of the second views among a batch's inputs, ``[m, channels, h, w]`` or features ``[m, d]``."""
 
 SECOND_OF = "second views of images"
-
 """Name of the numbers of their images, ``[m]``."""
 
 

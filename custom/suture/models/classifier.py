@@ -37,7 +37,6 @@ from suture.protocol.egress import Layout as Layout
 from suture.protocol.packing import read_tensors
 
 _GRAMS = (3, 4, 5)
-
 """Lengths of the runs of letters that a name is taken apart into."""
 
 
@@ -97,16 +96,13 @@ def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
 
 
 HeadKind = Literal["linear", "dot", "cosine", "anchors"]
-
 """linear: h . w_c + b_c. dot: h . w_c, without a bias. cosine: `SCALE` times the cosine of h and w_c.
 anchors: h . w_c, and h . w_c / |w_c| where an image has one label (FedAlign)."""
 
 RowInit = Literal["random", "named"]
-
 """random: from a seed of the class name. named: the vector of the class name, see `names.py`."""
 
 SCALE = 30.0
-
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
 
 
@@ -212,26 +208,21 @@ class Coherent(nn.Module):
 
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 """The short types of mixed precision, by their names in a site's configuration."""
 
 HEADS = ("head.", "second_head.")
-
 """Prefixes of the names of tensors whose rows belong to classes."""
 
 ENCODER = "backbone."
-
 """Prefix of the names of the backbone's tensors."""
 
 Trains = Literal["all", "adapters", "head"]
-
 """The part of a model that is trained: all of it; or what comes after the backbone, which is then a frozen
 encoder, in eval mode with its statistics of batch norm; or that and the encoder's adapters."""
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 Std = Annotated[float, Field(ge=1e-4, le=1e3)]
-
 """Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
 
 
@@ -502,7 +493,6 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
 
 
 NormPolicy = Literal["average", "local", "frozen"]
-
 """average: FedAvg, all four arrays are averaged. local: FedBN, they stay at the site (Li et al. 2021,
 arXiv:2102.07623). frozen: FedBN+, they stay at their pretrained values (Kulkarni et al. 2023,
 arXiv:2303.06180)."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _Reads = Literal["image", "text"]
 
 _INPUTS: dict[_Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
-
 """Names of the inputs of a backbone in a batch."""
 
 
@@ -101,7 +100,6 @@ BUILD_ERRORS = (
     *(RuntimeError, ValueError, TypeError, ArithmeticError),
     *(LookupError, AttributeError, AssertionError),
 )
-
 """What libraries raise for arguments, or for images, that a network does not take."""
 
 
@@ -160,17 +158,14 @@ _Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(
 _Text = Annotated[str, Field(max_length=64)]
 
 _Value = bool | _Number | _Text | Annotated[tuple[_Number | _Text, ...], Field(max_length=32)] | None
-
 """A plain value; no argument of a network is larger."""
 
 _MOST_LAYERS = 256
-
 """Largest number in an argument that says how many layers or blocks there are."""
 
 _LAYERS = ("num_hidden_layers", "n_layers", "depths", "layers", "block_config")
 
 MOST_BYTES = 2**33
-
 """Most memory for an encoder and what it computes of one image: as much as a saved model may have."""
 
 
@@ -231,7 +226,6 @@ class Description:
 
 
 _NO_LIMIT = re.compile(rb"(:\s*)\d{20,}(?=\s*[,}])")
-
 """Such as int(1e30), by which transformers says that a tokeniser has no longest document."""
 
 
@@ -359,7 +353,6 @@ FAMILIES: Registry[Family] = Registry(
     "a Family of suture.models.encoders",
     lambda family: isinstance(family, Family),
 )
-
 """Those of this distribution: parties must run the same code."""
 
 
@@ -405,17 +398,14 @@ def family_encoder(name: str, config: str | None) -> Backbone:
 
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
-
 """Mean and standard deviation of each channel, of values in [0, 1]."""
 
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
-
 """The normalisation of EfficientNet-Lite's training."""
 
 _WIDTHS = (16, 32, 64, 128)
-
 """Channels of the four blocks of the small networks."""
 
 _EMBEDDING, _HIDDEN = 128, 32

@@ -25,7 +25,6 @@ _REMEDY = (
 )
 
 _FOREIGN = re.compile(r"(?i)(?:global|class|import)[^.\n]*?\b([\w.]+\.\w+)\b")
-
 """The name by which torch says what it does not unpickle."""
 
 
@@ -82,11 +81,9 @@ def _why(error: Exception) -> str:
 
 
 _FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth", "prior.safetensors")
-
 """The files of weights in a folder of timm, transformers, MONAI or `suture pretrain`: it reads the first."""
 
 _CONSTANT = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
-
 """The ends of names of tensors that follow from the network, which not every version of a library stores."""
 
 
@@ -131,7 +128,6 @@ _TYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
-
 """Real numbers with which torch computes on a CPU; with float8 it does not."""
 
 

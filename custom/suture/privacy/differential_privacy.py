@@ -46,7 +46,6 @@ from suture.protocol.messages import TaskData, Trait, Update, fields_with, round
 from suture.protocol.packing import VARIANCE
 
 _LOOSE, _MANY = 64.0, 20_000
-
 """Above this ε, or for more steps, a looser bound must do: the tight one would fill the memory."""
 
 
@@ -174,7 +173,6 @@ def multiplier_for(target: float, delta: float, planned: Iterable[Mechanism], co
 
 
 MULTIPLIERS = 0.3, 100.0
-
 """The least and the most noise of a step, in units of the clip: more would leave nothing to learn."""
 
 

@@ -82,11 +82,9 @@ from suture.core.errors import SutureError
 from suture.protocol.messages import Masking, MaskKeys, Roster
 
 PRIME = 2**521 - 1
-
 """A Mersenne prime, above every secret of 64 bytes."""
 
 SHARE = 66
-
 """Bytes of a share."""
 
 
@@ -121,15 +119,12 @@ def combine(shares: Mapping[int, bytes], length: int) -> bytes | None:
 Ring = NDArray[np.uint64]
 
 Shares = Mapping[str, Mapping[str, bytes]]
-
 """Shares of the secrets of sites, each by the sites that have revealed one."""
 
 FRACTION = 30
-
 """Bits behind the point."""
 
 _NONCE, _SECRET, _COMMITTED = 12, 32, 64
-
 """Bytes of a nonce, of a key or seed, and of the commitments to two shares."""
 
 

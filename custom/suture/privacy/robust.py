@@ -54,21 +54,17 @@ from suture.protocol.messages import Labels, Update
 from suture.protocol.records import Round, SiteRound
 
 OPPOSED = -0.1
-
 """A cosine below this is marked: that of two unrelated updates is nearer to 0. So is none above half of the
 lowest one of its round: one liar of three is a third of every mean, and so honest sites oppose it too.
 """
 
 LONG = 10.0
-
 """A norm is marked that is more than this many times the median of the round's."""
 
 SHORT = 0.01
-
 """A norm is marked that is less than this many times the median: a site that sends back what it received."""
 
 _FEWEST = 3
-
 """Updates of a round that can show which one is unlike the others."""
 
 
@@ -165,7 +161,6 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
 
 
 MEMORY = 128 * 2**20
-
 """Bytes of the sites' numbers that are compared at a time; for the next ones the updates are read again."""
 
 
@@ -278,7 +273,6 @@ class Counted:
 _Part = list[tuple[str, slice]]
 
 _Blocks = Iterable[tuple[Tensor, Tensor]]
-
 """A vector in parts: what the sites sent, float64 ``[m, n]``, and the centre of `centered`, ``[n]``."""
 
 
@@ -300,7 +294,6 @@ class _Numbers:
 
 
 _SHARED = ""
-
 """In place of a class: the shared tensors."""
 
 

@@ -27,7 +27,6 @@ from suture.protocol.messages import MOST_SITES, TaskData, Update
 from suture.protocol.packing import Packed, Transport, digest
 
 Numbers = Mapping[str, int]
-
 """The number of each class whose row is sent, by the name that a message has for it."""
 
 

@@ -37,7 +37,6 @@ from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_w
 Range = tuple[float, float]
 
 Form = tuple[tuple[int, ...], str]
-
 """Shape and type of a tensor."""
 
 Shapes = Mapping[str, Form]
@@ -50,30 +49,24 @@ Transport = Literal["float32", "float16", "int8"]
 T = TypeVar("T")
 
 NUM_SAMPLES: Literal["images"] = "images"
-
 """In place of a range of the site's weight: exactly the number of training images that it announced; in place
 of one of a channel: at most that number."""
 
 WEIGHT: Literal["weight"] = "weight"
-
 """In place of a range of the class weights: each row has exactly the site's weight."""
 
 OWNED_CLASSES: Literal["owners"] = "owners"
-
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
 SCALE_OF_MODEL: Literal["alike"] = "alike"
-
 """In place of a range of a channel: `max_update` bounds its norm by that of the model, and of what was sent
 before."""
 
 CLASSES = -1
-
 """In a shape, in place of a length: the number of classes, at a site of those that it has been sent. Such an
 axis is cut to them, and ordered by their names."""
 
 VARIABLE = -2
-
 """In a shape, in place of a length that is the site's own: of what it keeps, such as the number of its
 images; or of what goes up, one length in all channels of an update, at most the number of classes."""
 
@@ -384,11 +377,9 @@ def numbers(egress: Egress) -> Iterable[tuple[str, str]]:
 Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 
 BOUND = 5.0
-
 """The largest loss of a label."""
 
 MOST = 0.5
-
 """The largest influence, in parts of a figure's range, that a patient may have on a figure that leaves."""
 
 _GRIDS = tuple(m * 10.0**-j for j in range(6, -1, -1) for m in (1, 2, 5))

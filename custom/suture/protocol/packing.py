@@ -72,11 +72,9 @@ from suture.protocol.messages import (
 )
 
 VARIANCE = ".running_var"
-
 """The end of the names of batch norm's variances, which must not become negative."""
 
 BLOCK = 128
-
 """Numbers of a row that share a scale: with it, they take 0.26 of the bytes of float32."""
 
 M = TypeVar("M", TaskData, Update)
@@ -282,7 +280,6 @@ _TENSORS: dict[type[Message], dict[str, bool]] = {
     }
     for kind in _TYPES.values()
 }
-
 """The fields of each message that are tensors, by their types: whether each is several, by name."""
 
 _M = TypeVar("_M", TaskData, Update)
@@ -290,21 +287,17 @@ _M = TypeVar("_M", TaskData, Update)
 _NO_CHECKSUM = "-" * 8
 
 _MOST_STORED = 100_000
-
 """Largest number of tensors in a file: a table of vectors by name may have many."""
 
 TEXT = 4 * 2**20
-
 """Largest number of characters in a header: the most classes, twice, with names of 150 characters; or three
 times, with names of 90 characters and codes.
 """
 
 VALUES = 200_000
-
 """Largest number of values in a header."""
 
 _DEPTH = 6
-
 """Largest depth to which the values of a header are nested."""
 
 

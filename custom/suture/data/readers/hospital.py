@@ -39,17 +39,14 @@ from suture.data.reading import UTF8, Reading, Sheet, fault, indicators, read_sh
 from suture.data.table import Cells, Meaning, Table
 
 NO_FINDING = "No Finding"
-
 """In a list of findings: none of the classes is present. It is no class of its own there."""
 
 _QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;'"][^,;'"]*)""")
 
 _DASHES = " -\u2013\u2014"
-
 """What people write into a cell of findings that has none, besides blanks."""
 
 FEW = 6
-
 """A column of so few different words may be a label."""
 
 

@@ -159,7 +159,6 @@ class HeldOut:
 
 
 _FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
-
 """The parts of a plan that a later job of the experiment may not change."""
 
 

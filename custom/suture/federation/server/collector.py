@@ -50,29 +50,25 @@ from suture.protocol.packing import (
 )
 from suture.protocol.records import Number, Round, SiteRound, Validation
 
-PATIENCE = 25.0
+log = logging.getLogger(__name__)
 
+PATIENCE = 25.0
 """Seconds in which a site fetches a task: it asks every two seconds; a restarted process needs 5 to 15."""
 
 LATE = 4.0
-
 """Seconds after which a fetch is late."""
 
 MOST_LATE = 3
-
 """Number of late fetches after which rounds with a grace period no longer wait for a site's fetch; a site's
 launcher restarts a job process as often."""
 
 SILENT = 60.0
-
 """Seconds without a heartbeat after which a site is lost: its job process sends one every ten."""
 
 GRACE = 120.0
-
 """Seconds in which a lost site may be heard again, before a round with enough updates ends without it."""
 
 WAIT = 120.0
-
 """Seconds after which the run says whom it waits for; again after twice as long, at least every `LONG`."""
 
 LONG = 600.0
@@ -169,10 +165,7 @@ class Attendance:
                 self._notify("gone", site=site)
 
 
-log = logging.getLogger(__name__)
-
 IN_MEMORY = 128 * 2**20
-
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
 Rows = dict[str, Number]

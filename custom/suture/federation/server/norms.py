@@ -88,11 +88,9 @@ def cosines(units: Mapping[str, Tensor]) -> dict[str, float | None]:
 
 
 LARGEST_UPDATE = 100.0
-
 """Largest norm of a masked update, in norms of the received model: as the default of `max_update`."""
 
 _BLOCK = 2**15
-
 """Numbers of a tensor that are compared at a time: they stay in a core's own cache."""
 
 

@@ -40,11 +40,9 @@ from suture.protocol.records import Note, Round, read_history
 log = logging.getLogger(__name__)
 
 LEDGERS = "ledgers.json"
-
 """File of the digests in the server's state folder."""
 
 _WAIT = 60.0
-
 """Seconds to wait for another job of the server that writes the file."""
 
 _DIGESTS = TypeAdapter(dict[str, Digest])
@@ -89,11 +87,9 @@ class SiteLedgers:
 
 
 LOCK = ".server.lock"
-
 """The lock of a run folder: one job process at a time is its server."""
 
 TAKEOVER = 60.0
-
 """Seconds to wait for the lock: the job process of a server that was just killed may still be running."""
 
 

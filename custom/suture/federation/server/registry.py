@@ -31,11 +31,9 @@ from suture.protocol.messages import MOST_CLASSES, Labels, SiteInfo, Update
 from suture.protocol.records import SiteRound
 
 _TABLE = "Suture's table"
-
 """Who states the codes of the built-in classes."""
 
 EXPERIMENT = "the experiment so far"
-
 """Who states the codes that sites stated in earlier jobs."""
 
 _CORRECT = "correct the [data] codes of one of them, or remove them"
@@ -56,7 +54,6 @@ class Statement(NamedTuple):
 
 
 Group = Mapping[tuple[str, str], Collection[str]]
-
 """The parties that state each pair of a name and a code."""
 
 
@@ -214,7 +211,6 @@ def _who(parties: Collection[str]) -> str:
 _T = TypeVar("_T")
 
 _SHOWN = 20
-
 """Pairs of names that an error lists."""
 
 

@@ -20,8 +20,9 @@ from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Count, Figures, Metrics
 from suture.protocol.records import Round, informative_weights
 
-Plain = Mapping[str, float | None]
+log = logging.getLogger(__name__)
 
+Plain = Mapping[str, float | None]
 """Figures as they stand in metrics.json: ``n`` images, mean ``auroc``, and for multiclass labels more."""
 
 
@@ -245,13 +246,10 @@ def weighting(images: Mapping[str, int | None], history: Sequence[Round]) -> dic
     }
 
 
-log = logging.getLogger(__name__)
-
 MEASURED_HERE: dict[Selection, str] = {
     "server_metric": "server_auroc",
     "server_balanced_accuracy": "server_balanced_accuracy",
 }
-
 """The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
 
@@ -278,11 +276,9 @@ class Best:
 
 
 UNMEASURED = -sys.float_info.max
-
 """The value of a round that any other replaces."""
 
 _SAME = 1e-9
-
 """Means of the same figures differ by less, depending on the order of the sum."""
 
 

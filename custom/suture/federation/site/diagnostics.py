@@ -33,11 +33,9 @@ from suture.models.classifier import Classifier
 _Compile = Literal["no", "kernels", "cuda_graphs"]
 
 OPTIONS: Mapping[_Compile, Mapping[str, Any]] = {"kernels": {}, "cuda_graphs": {"mode": "reduce-overhead"}}
-
 """The arguments of `torch.compile`."""
 
 _TOLERANCE, _MIXED = 1e-3, 5e-2
-
 """The largest relative difference of the loss, and of the gradient over all parameters, between a compiled
 backbone and itself: in single and in mixed precision, where fused operations round less often."""
 

@@ -63,7 +63,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANCHOR = "ledger.json"
-
 """File of the `Anchor` in the folder of an experiment."""
 
 
@@ -272,13 +271,11 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
 FILE = "ledger.jsonl"
 
 _ONCE = ("train", "calibrate", "evaluate")
-
 """Tasks that a site answers once, but for those that come again."""
 
 _Key = tuple[str, str, int, str]
 
 _WAIT = 60.0
-
 """Seconds to wait for another job of the site that writes into the ledger."""
 
 

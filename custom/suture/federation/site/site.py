@@ -263,11 +263,9 @@ class Trainer:
 
 
 LOCK = ".site.lock"
-
 """The lock of the site's folder of an experiment: one process at a time answers from its states."""
 
 TAKEOVER = 60.0
-
 """Seconds to wait for the lock: the process of an earlier job may still be ending."""
 
 _BOOTSTRAP = 1000

@@ -51,6 +51,8 @@ from suture.protocol.egress import Shapes, shape_mismatch, strip_prefix
 from suture.protocol.messages import Count, Counts, Label, Labels, Metrics, Reply, TaskData, Update
 from suture.protocol.packing import Packed, digest, load, pack, save, sent, unpack
 
+log = logging.getLogger(__name__)
+
 
 @validated(frozen=True, config=OPEN)
 class _Header:
@@ -229,7 +231,6 @@ class States:
 
 
 FIRST_COUNTS = "counts.json"
-
 """File of the label counts that the site has sent in an experiment."""
 
 _SentCounts = dict[Label, Counts | None]
@@ -349,9 +350,6 @@ class FirstCounts:
 def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[str, DecidedGroup]:
     pairs = {value: pair for value in groups if (pair := first.get(value))}
     return {value: replace(groups[value], positives=p, negatives=n) for value, (p, n) in pairs.items()}
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

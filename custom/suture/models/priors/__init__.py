@@ -54,7 +54,6 @@ from suture.models.classifier import Classifier, Preprocessing, by_channel
 from suture.protocol.packing import read_tensors
 
 LUMA = (0.299, 0.587, 0.114)
-
 """Weights of red, green and blue in a gray image (ITU-R BT.601, as in Pillow)."""
 
 
@@ -147,30 +146,24 @@ def digest_of(kind: str, tensors: Mapping[str, Tensor], preprocessing: Preproces
 LOG = logging.getLogger(__name__)
 
 _CACHE_FORMAT = 3
-
 """The format of an entry; a new number invalidates every older entry."""
 
 BATCH = 64
-
 """Inputs at a time; constant, because another number gives other sums. With it features do not depend on what
 else is in a batch (a test compares bytes); a party of fewer inputs shares nothing."""
 
 PATIENCE = 30.0
-
 """Seconds between two messages about progress."""
 
 MOST_BYTES = 16 * 2**30
-
 """Bytes of the entries of a folder: beyond them, those that were not used for longest are deleted."""
 
 _SUFFIX = ".features"
 
 _Compute = Callable[[Tensor], Tensor]
-
 """Returns features of the inputs of these numbers, at most `BATCH`."""
 
 _DIGEST = 16
-
 """Bytes of an input's digest."""
 
 
