@@ -256,7 +256,7 @@ class Teaching:
         mixed_positive, mixed_negative, mixed_best: tau_lp, tau_ln and tau_l, for images of D^h.
         weak, strong: views of the teacher and of the student.
         loss, entropy, labels: where paper and published program differ, which one is followed; the
-            differences stand in docs/methods.md. The loss ``both`` is the paper's, but the class weight is on
+            differences stand in docs/methods/. The loss ``both`` is the paper's, but the class weight is on
             both terms, as in the program (multilabel).
     """
 
