@@ -1,20 +1,15 @@
 """Records a newcomer's first study in docs/tutorial.md: commands, and what they print.
 
-    python benchmarks/first_ten_minutes.py           # write the recording into the page
-    python benchmarks/first_ten_minutes.py DIR       # only make the three hospitals in a folder, to try it
+    python benchmarks/first_ten_minutes.py
 
-The images are drawn; the tables are as hospitals have them: one of German Windows, one with paths of another
-machine and a list of findings, one of Excel with a title. Processors round differently in training: figures
+Processors round differently in training: figures
 are given to one digit (`~0.8`), times are left out, and `[...]` stands for lines like those of another site.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -44,45 +39,6 @@ def said(command: str, cwd: Path) -> str:
     return suture(*shlex.split(command)[1:], cwd=cwd, COLUMNS="84", NO_COLOR="1")
 
 
-def make_hospitals(folder: Path) -> None:
-    """Write the drawn hospitals of the demo, with tables that look like those of three real ones."""
-    from openpyxl import Workbook
-
-    with tempfile.TemporaryDirectory() as place:
-        said("suture data simulate demo --out drawn --set images=300 --set held_out=30", Path(place))
-        drawn = Path(place) / "drawn"
-        tables = {
-            name: list(csv.DictReader((drawn / name / "labels.csv").open()))
-            for name in ("harbor", "lakeside", "northfield")
-        }
-        findings = {name: [*rows[0]][3:] for name, rows in tables.items()}
-        for name in tables:
-            images = "Bilder 1" if name == "harbor" else "images"
-            shutil.copytree(drawn / name / "images", folder / name / images)
-    own = findings["harbor"]
-    rows = [["Bild", "Patient-Nr", "Größe", *own]]
-    for row in tables["harbor"]:
-        rows.append([row["image"], row["patient"], "1,70", *("ja" if row[f] == "1" else "nein" for f in own)])
-    text = "".join(";".join(row) + "\r\n" for row in rows)
-    (folder / "harbor" / "Befunde.csv").write_bytes(text.encode("cp1252"))
-    own = findings["lakeside"]
-    with (folder / "lakeside" / "export.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "MRN", "findings"])
-        for row in tables["lakeside"]:
-            found = "|".join(f for f in own if row[f] == "1") or "No Finding"
-            writer.writerow([f"D:\\PACS\\images\\{row['image']}", row["patient"], found])
-    book = Workbook()
-    sheet = book.active
-    own = findings["northfield"]
-    sheet.append(["Chest findings, reading room 2"])
-    sheet.append([])
-    sheet.append(["image", "patient_id", *own])
-    for row in tables["northfield"]:
-        sheet.append([row["image"], row["patient"], *("yes" if row[f] == "1" else "no" for f in own)])
-    book.save(folder / "northfield" / "list.xlsx")
-
-
 def rounded(text: str, place: Path) -> str:
     """The output with figures that hold on other machines, without times and this machine's folders."""
     text = text.replace(f"{place}/", "")
@@ -105,7 +61,7 @@ def record() -> str:
     """The recording as Markdown."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder).resolve()
-        make_hospitals(place / "hospitals")
+        said("suture data simulate hospitals --out hospitals", place)
         shown = [
             "$ " + command.replace(" --site", " \\\n    --site") + "\n" + rounded(said(command, place), place)
             for command in COMMANDS
@@ -114,10 +70,7 @@ def record() -> str:
 
 
 def main() -> None:
-    """Write the recording into the page, or the hospitals into a folder."""
-    if sys.argv[1:]:
-        make_hospitals(Path(sys.argv[1]))
-        return
+    """Write the recording into the page."""
     before, rest = PAGE.read_text().split(START)
     PAGE.write_text(before + START + record() + END + rest.split(END)[1])
 

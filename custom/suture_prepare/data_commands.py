@@ -26,12 +26,21 @@ def simulate(
     device: Device = None,
     trust: Trust = False,
 ) -> None:
-    """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
+    """Write the sites of a job's simulation as hospital folders, for a POC on this machine.
+
+    `hospitals` in place of a job writes three hospitals with tables as real ones have them, for the tutorial.
+    """
     from suture.execution.run import claim
     from suture.execution.sites import compute_on
     from suture.execution.study import StudySites
 
     compute_on(device)
+    if job == "hospitals":
+        from suture_synthetic.untidy_hospitals import write_untidy_hospitals
+
+        claim(out)
+        write_untidy_hospitals(out)
+        return
     chosen = job_with(job, settings, trust)
     if chosen.simulation is None or isinstance(chosen.simulation, StudySites):
         raise ConfigError(f"{chosen.name} does not simulate its sites; use the folders of its study")
