@@ -27,8 +27,7 @@ COMMANDS = (
 )
 LEFT_OUT = (
     r"─+ lakeside ─.*?(?=─+ all sites)",
-    r" +Images of each site .*?(?=warning in a federation, harbor)",
-    r"warning in a federation, harbor would send of test.*?(?=page: )",
+    r" +Images of each site .*?(?=in a federation)",
     r"round 2/.*(?=round 10: )",
 )
 """Parts of the output that the page does not show."""

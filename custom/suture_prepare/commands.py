@@ -189,13 +189,16 @@ def check(study: _Study, trust: Trust = False) -> None:
     from suture_prepare.study_check import render_matrix
 
     done = actions.check(study, trust=trust)
+    problems = len(done.problems)
+    print_line(f"not ready: {number_of(problems, 'problem')}" if problems else "ready")
     for name, found in done.sites.items():
         console.rule(f"[bold]{rich(name)}")
         console.print(render(found, most=5))
     console.rule("[bold]all sites")
     console.print(render_matrix(done.sites, done.together))
+    if done.together.limits:
+        print_line("in a federation the sites' limits would round or withhold metrics: see the page, Limits")
     print_line(f"page: {done.page} (data of patients: it stays on this machine)")
-    problems = len(done.problems)
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
     print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")

@@ -37,11 +37,13 @@ class Together:
     Attributes:
         problems: what stops a run.
         warnings: what a person should know.
+        limits: what each site's limits would round or withhold in a federation.
         images: a summary for each site, as of `summarise`.
     """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
     images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
@@ -73,8 +75,7 @@ def compare(
         *_list_torn(twins, "image"),
     ]
     warnings = [*merged, *_warnings(configs, findings, twins, job)]
-    for site, config in configs.items():
-        warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
+    limits = [f"{site} would send of {line}" for site, config in configs.items() for line in forecast(config)]
     if job:
         elsewhere = [text for text in refusals(configs, _labels(findings), job) if text not in refused]
         warnings += [f"in a federation, refused by {text}" for text in elsewhere]
@@ -82,7 +83,7 @@ def compare(
         for site, found in findings.items():
             sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]
             warnings += [f"{site}: {note}" for note in size_notes(sizes, job.model.size)]
-    return Together(tuple(problems), tuple(warnings), images)
+    return Together(tuple(problems), tuple(warnings), tuple(limits), images)
 
 
 def _by_code(

@@ -123,11 +123,20 @@ def list_(
         return
     from suture.execution.catalogue import rows
 
-    table = plain_table("kind", "name", "description")
+    found: dict[str, list[tuple[str, str]]] = {}
     for of, *row in rows():
-        if kind in (None, f"{of.replace(' ', '')}s"):
-            table.add_row(*map(escape, (of, *row)))  # "suture[lite]" is no markup
+        found.setdefault(f"{of.replace(' ', '')}s", []).append((row[0], row[1]))
+    if kind is not None:
+        table = plain_table("name", "description")
+        for one in found.get(kind, []):
+            table.add_row(*map(escape, one))  # "suture[lite]" is no markup
+        console.print(table)
+        return
+    table = plain_table("kind", "number", "names")
+    for word, entries in found.items():
+        table.add_row(word, str(len(entries)), escape(", ".join(name for name, _ in entries)))
     console.print(table)
+    print_line("suture list KIND describes them")
 
 
 def _describe(kind: Kind | None, name: str) -> None:
