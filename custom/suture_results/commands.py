@@ -97,21 +97,25 @@ def compare(
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture_results import actions
+    from suture_results.comparison import holm
     from suture_results.formatting import area
 
     found = actions.compare(first, second, data, split, per_patient=per_patient, device=device_of(device))
-    title = "AUROC (95 % CI), difference first - second, p"
-    table = figures_table(title, "first", "second", "difference (95 % CI)", "p")
-    for name, one in found.items():
+    runs = [folder.parent if folder.name == "model" else folder for folder in (first, second)]
+    names = [run.name if runs[0].name != runs[1].name else str(run) for run in runs]
+    table = figures_table(
+        f"AUROC (95 % CI), {names[0]} - {names[1]}", *names, "difference (95 % CI)", "p (Holm)"
+    )
+    adjusted = holm([one.difference.p for one in found.values()])
+    for (name, one), p in zip(found.items(), adjusted, strict=True):
         d = one.difference
         scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
         change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
-        table.add_row(name, *scores, change, "—" if d.p != d.p else "<.001" if d.p < 0.001 else f"{d.p:.3f}")
+        table.add_row(name, *scores, change, "—" if p != p else "<.001" if p < 0.001 else f"{p:.3f}")
     console.print(table)
-    print_line(
-        "p uses a normal approximation, the interval the bootstrap's quantiles; near AUROC 1 they may "
-        "disagree"
-    )
+    tested = [p for p in adjusted if p == p]
+    differ = sum(p < 0.05 for p in tested)
+    print_line(f"{number_of(len(tested), 'test')}, {differ or 'none'} significant after Holm's correction")
 
 
 def decide(

@@ -24,7 +24,6 @@ from suture.core.errors import DataError
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.metrics import (
-    Floats,
     Patients,
     auroc,
     known_only,
@@ -49,8 +48,8 @@ class AurocComparison:
         n: draws in which the AUROC is defined.
         auroc_a, auroc_b: on the images as they are.
         difference: auroc_a - auroc_b.
-        low, high: 95 % percentile interval of the difference.
-        p: two-sided p of no difference.
+        low, high: 95 % interval of the difference.
+        p: two-sided p of no difference, by the same distribution.
         why: why a value is undefined; empty if all are defined.
     """
 
@@ -186,20 +185,34 @@ def compare_auroc(
     draws = draws[~np.isnan(draws)]
     if len(draws) < 2:
         return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
-    low, high = (float(v) for v in np.quantile(draws, [0.025, 0.975]))
-    p, why = _test(undefined.difference, draws)
+    spread = float(draws.std(ddof=1))
+    p, why = _test(undefined.difference, spread, len(draws) - 1)
+    half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
+    low, high = undefined.difference - half, undefined.difference + half
     return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
 
 
-def _test(difference: float, draws: Floats) -> tuple[float, str]:
+def _test(difference: float, spread: float, freedom: int) -> tuple[float, str]:
     """Return p of the difference over the standard deviation of its draws, and why it is undefined."""
-    spread = float(draws.std(ddof=1))
     if spread < _ROUNDING and abs(difference) < _ROUNDING:
         return 1.0, ""
     if spread < _ROUNDING:
         # Not p = 0: with two images all draws can have the same difference, which proves nothing.
         return math.nan, "the difference is the same in all resamples, so it has no spread"
-    return float(2 * stats.t.sf(abs(difference) / spread, len(draws) - 1)), ""
+    return float(2 * stats.t.sf(abs(difference) / spread, freedom)), ""
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p of each test (Holm 1979, Scand J Statist 6:65); NaN, no test, stays.
+
+    The k-th smallest of m is multiplied by m - k + 1, and is at least as large as those before it.
+    """
+    adjusted, tested = list(p), [i for i, value in enumerate(p) if not math.isnan(value)]
+    largest = 0.0
+    for before, i in enumerate(sorted(tested, key=lambda i: p[i])):
+        largest = max(largest, min(1.0, p[i] * (len(tested) - before)))
+        adjusted[i] = largest
+    return adjusted
 
 
 def compare_pairs(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:

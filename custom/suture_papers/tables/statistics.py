@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 from suture.core.errors import DataError
 from suture.learning.metrics import Floats, known_only, patient_numbers
+from suture_results.comparison import holm
 
 _ROUNDING = 1e-12
 
@@ -132,19 +133,6 @@ def two_level(draws: ArrayLike, n: int = 4000, seed: int = 0) -> tuple[float, fl
     means = each[rng.integers(seeds, size=(n, seeds))].mean(axis=1) + change[rng.integers(columns, size=n)]
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p of each test (Holm 1979, Scand J Statist 6:65); NaN, no test, stays.
-
-    The k-th smallest of m is multiplied by m - k + 1, and is at least as large as those before it.
-    """
-    adjusted, tested = list(p), [i for i, value in enumerate(p) if not math.isnan(value)]
-    largest = 0.0
-    for before, i in enumerate(sorted(tested, key=lambda i: p[i])):
-        largest = max(largest, min(1.0, p[i] * (len(tested) - before)))
-        adjusted[i] = largest
-    return adjusted
 
 
 def with_holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
