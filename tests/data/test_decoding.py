@@ -293,13 +293,8 @@ def test_a_dicom_of_another_modality_is_refused_and_files_that_state_none_by_the
     chest = ("CR", "DX")
     for stated in chest:
         assert open_image(dicom(GRAY, Modality=stated), "a", modalities=chest).modality == stated
-    for tags, named in (
-        ({"Modality": "CT"}, "'CT'"),
-        ({"Modality": "dx"}, "'dx'"),
-        ({"Modality": ""}, ""),
-        ({}, ""),
-    ):
-        with refused("'a'", named, "CR, DX", by=DataError):
+    for tags in ({"Modality": "CT"}, {"Modality": "dx"}, {"Modality": ""}, {}):
+        with refused("'a'", tags.get("Modality", ""), "CR, DX", by=DataError):
             decode_image(dicom(GRAY, **tags), "a", False, modalities=chest)
     assert decode_image(dicom(GRAY, Modality="CT"), "a", False).shape == GRAY.shape
     assert open_image(encoded(GRAY), "a", modalities=chest).modality is None
@@ -359,10 +354,7 @@ def bundled(path: Path, color: bool) -> np.ndarray:
     return read.transpose(1, 2, 0) if color else read[0]
 
 
-@pytest.mark.parametrize(
-    ("what", "orientation"),
-    [*(("JPEG", n) for n in range(1, 9)), *((what, n) for what in WHAT for n in (3, 6))],
-)
+@pytest.mark.parametrize(("what", "orientation"), [*product(["JPEG"], range(1, 9)), *product(WHAT, (3, 6))])
 def test_an_image_is_read_as_pillow_turns_it(what: str, orientation: int, tmp_path: Path) -> None:
     data, color = turned(what, orientation), "colour" in what
     with Image.open(io.BytesIO(data)) as image:
