@@ -16,9 +16,7 @@ def dicom(pixels: np.ndarray, **tags: Any) -> bytes:
     return stored(pixels.tobytes(), ExplicitVRLittleEndian, pixels.shape[:2], bits, **tags)
 
 
-def stored(
-    content: bytes, syntax: UID, shape: tuple[int, int] = (8, 8), bits: int = 8, **tags: Any
-) -> bytes:
+def stored(content: bytes, syntax: UID, shape: tuple[int, int] = (8, 8), bits: int = 8, **tags: Any) -> bytes:
     """Return a file whose frame is these bytes, in any transfer syntax."""
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = syntax
