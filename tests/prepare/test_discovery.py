@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -184,22 +183,6 @@ def test_the_form_of_a_table_does_not_change_its_labels(
     table = read(found).table
     assert table.y[:, 0].tolist() == [1, 0, 1, 0]
     assert table.patients == ("Ä0", "Ä1", "Ä2", "Ä3")
-
-
-@pytest.mark.complete
-def test_a_parquet_is_discovered_and_read_like_a_csv(tmp_path: Path) -> None:
-    columns = {"image": [f"{i}.png" for i in range(8)], "PatientID": range(8), "Age": range(40, 48)}
-    columns |= {"Mass": [1, 0, None, 1] * 2, "Edema": [True, False] * 4}
-    for i in range(8):
-        image(tmp_path / "images" / f"{i}.png", i)
-    pd.DataFrame(columns).to_parquet(tmp_path / "t.parquet", index=False)
-    found = discover(tmp_path)
-    assert found.data["labels"] == ["Mass", "Edema"]
-    assert not {"delimiter", "encoding"} & found.data.keys()
-    reading = read(found)
-    assert reading.faults == ()
-    np.testing.assert_equal(reading.table.y[:4].tolist(), [[1, 1], [0, 0], [np.nan, 1], [1, 0]])
-    assert reading.table.patients[3] == "3"
 
 
 def test_what_programs_leave_behind_is_not_looked_at(tmp_path: Path) -> None:

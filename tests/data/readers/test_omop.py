@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -131,26 +130,6 @@ def test_every_fault_names_its_row_and_no_person_visit_or_date(given: dict[str, 
     assert np.isnan(reading.table.y[2, 0])
     with refused("row 3", "4 more", by=DataError):
         load_table(parse_data(given, "suture.toml"))
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("kind", ["parquet", "xlsx", "csv.gz"])
-def test_other_files_of_the_same_rows(given: dict[str, Any], kind: str) -> None:
-    for key in ("measurements", "observations"):
-        frame = pd.read_csv(given[key])
-        path = given[key].with_suffix(f".{kind}")
-        if kind == "parquet":
-            frame["raw"] = [b"not read"] * len(frame)
-            frame.to_parquet(path)
-        elif kind == "xlsx":
-            frame.to_excel(path, index=False)
-        else:
-            path.write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
-        given[key].unlink()
-        given[key] = path
-    reading = read(given)
-    np.testing.assert_array_equal(reading.table.y, BY_HAND)
-    assert not reading.faults
 
 
 def test_a_parquet_may_have_more_rows_than_are_held(
