@@ -41,34 +41,22 @@ def read(folder: Path, patient: str, **more: object) -> Reading:
     return read_table(parse_data(data | {"patient_column": patient, "split": "patients"} | more, "t"))
 
 
-@pytest.mark.parametrize(
-    ("fine", "patient"),
-    [
-        ("lesion_id", "patient_id"),
-        ("case_id", "Subject"),
-        ("StudyInstanceUID", "MRN"),
-        ("lesion_id", "Fall"),
-        ("lesion_id", "Patient-Nr"),
-        ("Lung Lesion", "accession_number"),
-        ("patientunitstayid", "uniquepid"),
-        ("patient_visit_id", "subject_id"),
-        ("patient_class", "subject"),
-        ("person_id", "subject_id"),
-        ("encounter_id", "hadm_id"),
-        ("lesion_id", "encounter_id"),
-        ("encounter_id", "PatientAccountNumber"),
-        ("study_id", "patient_file_number"),
-        ("StudyUID", "patient_update_id"),
-        ("case_id", "participant"),
-        ("exam_nr", "pat_nr"),
-        ("visit_id", "Fallnummer"),
-        ("encounter_id", "medical_record_number"),
-        ("study_id", "id_paciente"),
-        ("visit_id", "PIZ"),
-        ("visit_id", "study_subject_id"),
-    ],
-)
-def test_the_patient_is_the_column_in_which_the_others_nest(fine: str, patient: str, folder: Path) -> None:
+NAMED = [
+    *("fine: patient", "lesion_id: patient_id", "case_id: Subject", "StudyInstanceUID: MRN"),
+    *("lesion_id: Fall", "lesion_id: Patient-Nr", "Lung Lesion: accession_number"),
+    *("patientunitstayid: uniquepid", "patient_visit_id: subject_id", "patient_class: subject"),
+    *("person_id: subject_id", "encounter_id: hadm_id", "lesion_id: encounter_id"),
+    *("encounter_id: PatientAccountNumber", "study_id: patient_file_number", "StudyUID: patient_update_id"),
+    *("case_id: participant", "exam_nr: pat_nr", "visit_id: Fallnummer"),
+    *("encounter_id: medical_record_number", "study_id: id_paciente", "visit_id: PIZ"),
+    "visit_id: study_subject_id",
+]
+"""A column, and one that is better."""
+
+
+@pytest.mark.parametrize("names", NAMED)
+def test_the_patient_is_the_column_in_which_the_others_nest(names: str, folder: Path) -> None:
+    fine, patient = names.split(": ")
     assert chosen(columns(folder, **{fine: PEOPLE, patient: NESTED})) == patient
 
 

@@ -89,45 +89,28 @@ def test_labels_are_those_of_the_answers_that_belong_to_an_image(
 DAY = "2024-03-01"
 
 
+FOUR = (("7", "70", DAY), ("7", "71", DAY), ("7", "", DAY), ("8", "70", ""))
+NOBODY = (("", "70", DAY),)
+
+
 @pytest.mark.parametrize(
-    ("images", "answers", "link", "y"),
+    ("images", "one", "link", "y"),
     [
-        # The visit decides where both have one, and else the day.
-        (
-            (("7", "70", DAY), ("7", "71", DAY), ("7", "", DAY), ("8", "70", "")),
-            [(0, 1, "7", "70", DAY)],
-            "visit",
-            [[1, NAN], [NAN, NAN], [1, NAN], [NAN, NAN]],
-        ),
-        (
-            (("7", "70", DAY), ("7", "71", DAY), ("7", "", DAY), ("8", "70", "")),
-            [(0, 0, "7", "", DAY)],
-            "visit",
-            [[0, NAN], [0, NAN], [0, NAN], [NAN, NAN]],
-        ),
-        # A person is linked only when asked.
-        (
-            (("7", "70", DAY), ("7", "", ""), ("8", "70", DAY)),
-            [(0, 1, "7", "99", "2020-01-01"), (1, 0, "8", "70", "")],
-            "visit",
-            [[NAN, NAN], [NAN, NAN], [NAN, 0]],
-        ),
-        (
-            (("7", "70", DAY), ("7", "", ""), ("8", "70", DAY)),
-            [(0, 1, "7", "99", "2020-01-01"), (1, 0, "8", "70", "")],
-            "person",
-            [[1, NAN], [1, NAN], [NAN, 0]],
-        ),
-        # An image without a person belongs to nobody.
-        ((("", "70", DAY),), [(0, 1, "", "70", DAY)], "visit", [[NAN, NAN]]),
-        ((("", "70", DAY),), [(0, 1, "", "70", DAY)], "person", [[NAN, NAN]]),
+        # The visit decides where both have one, and else the day; a person is linked only when asked.
+        (FOUR, ("7", "70", DAY), "visit", [1, NAN, 1, NAN]),
+        (FOUR, ("7", "", DAY), "visit", [1, 1, 1, NAN]),
+        (FOUR, ("7", "99", "2020-01-01"), "visit", [NAN] * 4),
+        (FOUR, ("7", "99", "2020-01-01"), "person", [1, 1, 1, NAN]),
+        (FOUR, ("8", "70", ""), "visit", [NAN, NAN, NAN, 1]),
+        (NOBODY, ("", "70", DAY), "visit", [NAN]),
+        (NOBODY, ("", "70", DAY), "person", [NAN]),
     ],
 )
 def test_what_belongs_to_an_image_by_hand(
-    images: tuple[Image, ...], answers: list[Any], link: str, y: list[list[float]], tmp_path: Path
+    images: tuple[Image, ...], one: Image, link: str, y: list[float], tmp_path: Path
 ) -> None:
-    read = reading(tmp_path, images, [answer(2, *one) for one in answers], link=link)
-    np.testing.assert_array_equal(read.table.y, y)
+    read = reading(tmp_path, images, [answer(2, 0, 1, *one)], link=link)
+    np.testing.assert_array_equal(read.table.y, [[label, NAN] for label in y])
 
 
 def test_faults_name_rows_and_classes_and_no_person(tmp_path: Path) -> None:
