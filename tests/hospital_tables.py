@@ -274,6 +274,17 @@ CASES |= {
         of_patient=2,
         named=("PadChest",),
     ),
+    "isic archive": cells(  # lesion before patient, diagnoses of three levels
+        {
+            "diagnosis_1": ("Benign", "Malignant", "Indeterminate", ""),
+            "diagnosis_3": ("Nevus", "Melanoma, NOS", "Solar or actinic keratosis", ""),
+            "patient_id": each("IP_{four}"),
+        },
+        {"Melanocytic Nevus": (1, 0, 0, None), "Melanoma": (0, 1, 0, None)}
+        | {"Solar Or Actinic Keratosis": (0, 0, 1, None)},
+        ids=("isic_id", "lesion_id"),
+        of_patient=4,
+    ),
     "isic 2019": files(  # the classes in one table, the lesions in another
         [f"in/{name}.jpg" for name in ISIC],
         {
@@ -584,6 +595,7 @@ CASES |= {
     "lines of titles": cells({"Mass": (0, 1)}, title="Exported 2024\n\n"),
     # Cells
     "mixed words": cells({"Mass": ("POSITIVE", "Negative", "N/A", "neg")}, {"Mass": (1, 0, None, 0)}),
+    "one and two": cells({"Mass": (1, 2)}, Refused(("'Mass'", "1, 2", 'values = { "2" = "?" }'))),
     "only ones": cells(  # a blank cell may mean absent, which only a person knows
         {"Mass": ("", "1"), "Edema": ("1", "")},
         {"Mass": (None, 1), "Edema": (1, None)},
@@ -615,6 +627,9 @@ CASES |= {
         {"findings": ('["mass"]', '["edema", "mass"]', "[]", "?")},
         {"Mass": (1, 1, 0, None), "Edema": (0, 1, 0, None)},
         delimiter="\t",
+    ),
+    "lists without quotes": cells(
+        {"findings": ("[mass]", "[edema, mass]", "[No Finding]")}, {"Mass": (1, 1, 0), "Edema": (0, 1, 0)}
     ),
     "commas within names": cells(
         {"dx": ("Melanoma, invasive", "Nevus", "Keratosis, solar")},
@@ -684,6 +699,9 @@ CASES |= {
     "split words": cells(
         {"Set": ("Training", "Training", "Validate", "Validate", "Testing", "Testing"), "Mass": (0, 1)},
         split=("train", "train", "validation", "validation", "test", "test"),
+    ),
+    "split flags": cells(  # is_test is no finding, and its images must not be trained on
+        {"is_test": (1, 1, 0, 0), "Mass": (0, 1)}, Refused(("'is_test'",))
     ),
     "split folds": cells({"fold": (0, 1, 2, 3), "Mass": (0, 1)}, Refused(("'fold'", "'0', '1', '2', '3'"))),
     "splits of folders": files(
