@@ -10,7 +10,6 @@ from suture.core.errors import ConfigError
 from suture.core.labels import MOST_SYNONYMS, canonical, key
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import (
-    SiteConfig,
     find_server_config,
     find_site_config,
     load_server_config,
@@ -127,23 +126,6 @@ def test_a_file_that_is_missing_or_no_text_is_named(toml: Path, content: bytes |
         load_site_config(toml)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    config = SiteConfig(
-        data=HospitalConfig(
-            root=Path("/data/images.tar"),
-            table=Path("/data/labels.csv"),
-            labels=("Mass", "Nodule"),
-            synonyms={"lump": "Mass"},
-        ),
-        privacy=PrivacyConfig(label_view="all"),
-    )
-    write_site_config(tmp_path / "suture.toml", config)
-    read = load_site_config(tmp_path / "suture.toml")
-    assert (read.data, read.privacy) == (config.data, config.privacy)
-    assert read.storage.cache == tmp_path / "cache"
-    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["suture.toml"]
-
-
 def test_a_server_needs_no_data_but_may_say_where_it_keeps_experiments(tmp_path: Path, toml: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text('[storage]\nstate = "runs"\n')
@@ -201,7 +183,7 @@ def _documented(kind: type) -> set[str]:
 def test_a_configuration_of_every_data_set_is_documented_written_and_read_back(word: str, toml: Path) -> None:
     root = "table.csv" if word in ("openi", "eicu", "mtsamples") else "images"
     own = {
-        "hospital": 'label_type = "multiclass"\n',
+        "hospital": 'label_type = "multiclass"\nlabels = ["Mass", "Nodule"]\nsynonyms = { lump = "Mass" }\n',
         "omop": 'measurements = "m.csv"\nclasses = { "Mass" = 11 }\nvalues = { "" = "unknown" }\n',
         "fhir": 'observations = ["a.ndjson", "b.json"]\nclasses = { "Mass" = "http://x|11" }\n',
     }
@@ -212,6 +194,7 @@ def test_a_configuration_of_every_data_set_is_documented_written_and_read_back(w
     assert config.data.dataset == word
     write_site_config(toml, config)
     assert load_site_config(toml) == config
+    assert [path.name for path in toml.parent.iterdir() if path.is_file()] == ["suture.toml"]
 
 
 def test_the_data_of_another_file_are_explained_alike() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hospitals import german, image, listed, plain, site
 from suture.core.errors import DataError
 from suture.data.config import parse_data
-from suture.data.images import ImageSource, stem
+from suture.data.images import stem
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture_prepare.description import Answers, Discovery
@@ -263,19 +263,6 @@ def test_a_folder_that_may_not_be_listed_is_not_called_empty(
     monkeypatch.setattr("os.scandir", closed)
     with refused("images", "Permission denied", by=DataError):
         discover(tmp_path)
-
-
-def test_a_dicom_without_a_suffix_is_an_image(tmp_path: Path) -> None:
-    site(tmp_path, *MASS)
-    for path in (tmp_path / "images").iterdir():
-        path.with_suffix("").write_bytes(bytes(128) + b"DICM")
-        path.unlink()
-    write_table(tmp_path / "t.csv", [[row[0].removesuffix(".png"), *row[1:]] for row in MASS])
-    (tmp_path / "images" / "LICENCE").write_bytes(bytes(200))
-    found = discover(tmp_path)
-    assert not {"partial", "image_match"} & found.data.keys()
-    with ImageSource(Path(found.data["root"])) as source:
-        assert all(name in source for name in read(found).table.images)
 
 
 def test_answers_are_followed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_split_leak_bad_cell_and_unreadable_image_are_told_together(
     tolerant = check(site_config(tmp_path, data=DATA, privacy={"max_faults": 0.3}))
     assert tolerant.problems == ()
     assert any("1 of 5 images" in text for text in tolerant.warnings)
+
+
+def test_an_image_in_two_splits_is_a_problem(config: SiteConfig, tmp_path: Path) -> None:
+    for twin, of in (("1.png", "2.png"), ("4.png", "0.png")):
+        shutil.copy(tmp_path / "images" / of, tmp_path / "images" / twin)
+    findings = check(config)
+    (problem,) = findings.problems
+    assert "1 image" in problem
+    assert "'0.png' and '4.png'" in problem
+    assert any("'1.png' and '2.png'" in text for text in findings.warnings)
 
 
 @pytest.mark.parametrize("lost", ["labels.csv", "images"])
