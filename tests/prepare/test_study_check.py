@@ -207,9 +207,14 @@ def test_images_that_are_much_smaller_than_the_model_reads_are_told_for_each_sit
 )
 def test_an_image_at_two_sites_is_torn_between_training_and_measuring(a: str, b: str, torn: int) -> None:
     same = {"pixels": b"the same"}
-    found = find_shared(sites(alpha=[picture("1", a, **same), picture("2")], beta=[picture("x", b, **same)]))
+    pictures = {"alpha": [picture("1", a, **same), picture("2")], "beta": [picture("x", b, **same)]}
+    found = find_shared(sites(**pictures))
     assert (found.images, found.torn) == (1, torn)
-    assert f"'1' of alpha ({a}) = 'x' of beta ({b})" in describe(found)
+    shown = f"'1' of alpha ({a}) = 'x' of beta ({b})"
+    assert shown in describe(found)
+    together = checked({name: site(pictures=of) for name, of in pictures.items()})
+    assert [shown in text for text in together.problems] == [True] * torn
+    assert any(shown in text for text in together.warnings) is not bool(torn)
     alone = sites(alpha=[picture("1", a, **same), picture("2", b, **same)], beta=[picture("x")])
     assert find_shared(alone).images == 0, "images of one site alone are not shared"
 
