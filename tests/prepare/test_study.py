@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -51,21 +51,14 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return ask
 
 
-def rows(n: int = 12, **cells: Callable[[int], object]) -> list[list[object]]:
-    """A table of images and their patients."""
-    return [
-        ["image", "patient", *cells],
-        *([f"{i}.png", f"p{i}", *(of(i) for of in cells.values())] for i in range(n)),
-    ]
-
-
-MASS = {"Mass": lambda i: i % 2}
+def rows(n: int = 12, **cells: Sequence[object]) -> list[list[object]]:
+    """A table of images, their patients, and columns that repeat some cells."""
+    lines = ([f"{i}.png", f"p{i}", *(of[i % len(of)] for of in cells.values())] for i in range(n))
+    return [["image", "patient", *cells], *lines]
 
 
 @pytest.mark.complete
-def test_splits_are_made_once_and_kept(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_splits_are_made_once_and_kept(study: Path, tmp_path: Path) -> None:
     sites = {
         "alpha": german(tmp_path / "a", 60),
         "beta": listed(tmp_path / "b", 60),
@@ -143,7 +136,7 @@ def test_words_and_grades_are_asked_about(
     tmp_path: Path,
     answered: Callable[..., str],
 ) -> None:
-    answered(study, answer, "y", a=site(tmp_path / "a", *rows(**{column: lambda i: cells[i % len(cells)]})))
+    answered(study, answer, "y", a=site(tmp_path / "a", *rows(**{column: cells})))
     read = data_of(study)
     assert {key: getattr(read, key) for key in keys} == keys
     assert read_table(read).faults == ()
@@ -153,21 +146,22 @@ def test_a_column_called_label_is_named_or_stops_the_study(
     study: Path, tmp_path: Path, answered: Callable[..., str]
 ) -> None:
     sites = {
-        name: site(tmp_path / name, *rows(label=lambda i: i // 2 % 2), seed=seed)
+        name: site(tmp_path / name, *rows(label=(0, 0, 1, 1)), seed=seed)
         for seed, name in ((0, "a"), (50, "b"))
     }
     init(study, "--yes", **sites)
     assert 'synonyms = { "label" = ' in (study / "a" / "suture.toml").read_text()
-    for words in (["check"], ["run", "--env", "local"]):
-        with refused("problem" if words == ["check"] else "a, b", by=SutureError):
-            suture(words[0], study, *words[1:])
+    with refused("problem", by=SutureError):
+        suture("check", study)
+    with refused("a, b", "'Label'", by=SutureError):
+        suture("run", study, "--env", "local")
     answered(tmp_path / "t", "y", "Tuberculosis", "y", "Pneumonia", "y", **sites)
     assert data_of(tmp_path / "t").synonyms == {"label": "Tuberculosis"}
     assert [*check(load_site_config(tmp_path / "t" / "b" / "suture.toml")).counts] == ["Pneumonia"]
 
 
 def test_colour_that_is_read_as_gray_and_a_missing_depth_are_told(study: Path, tmp_path: Path) -> None:
-    folder = site(tmp_path / "a", *rows(**MASS), top=4095)
+    folder = site(tmp_path / "a", *rows(Mass=(0, 1)), top=4095)
     Image.new("RGB", (24, 24), (250, 10, 10)).save(folder / "images" / "3.png")
     init(study, "--yes", a=folder)
     config = study / "a" / "suture.toml"
@@ -181,7 +175,7 @@ def test_colour_and_size_are_those_of_the_images_of_all_sites(
     gray: tuple[str, ...], size: int, study: Path, tmp_path: Path
 ) -> None:
     for name in "ab":
-        for path in (site(tmp_path / name, *rows(n=8, **MASS)) / "images").iterdir():
+        for path in (site(tmp_path / name, *rows(n=8, Mass=(0, 1))) / "images").iterdir():
             with Image.open(path) as file:
                 picture = file.resize((size, size))
             red = picture.point(lambda level: level // 2)
@@ -197,8 +191,8 @@ def test_all_sites_have_one_label_type_and_check_refuses_what_run_refuses(
     both: bool, study: Path, tmp_path: Path
 ) -> None:
     for seed, name in ((0, "a"), (100, "b")):
-        edema = lambda i, more=name == "b" and not both: int(i % 2 == 0 or more)  # noqa: E731
-        site(tmp_path / name, *rows(n=60, Mass=lambda i: i % 2, Edema=edema), seed=seed)
+        edema = (1, 1) if name == "b" and not both else (1, 0)
+        site(tmp_path / name, *rows(n=60, Mass=(0, 1), Edema=edema), seed=seed)
     init(study, "--yes", a=tmp_path / "a", b=tmp_path / "b")
     kind, other = ("multiclass", "multilabel") if both else ("multilabel", "multiclass")
     assert {data_of(study, name).label_type for name in "ab"} == {kind}  # type: ignore[attr-defined]
@@ -213,9 +207,8 @@ def test_all_sites_have_one_label_type_and_check_refuses_what_run_refuses(
 
 
 def test_a_table_is_divided_by_its_column_of_sites(study: Path, tmp_path: Path) -> None:
-    where = lambda i: "Klinikum Süd" if i % 3 else "west"  # noqa: E731
-    found = lambda i: "Nodule" if i % 3 else ("Mass", "Edema")[i // 3 % 2]  # noqa: E731
-    table = rows(n=60, center=where, Findings=found)
+    found = ("Mass", "Nodule", "Nodule", "Edema", "Nodule", "Nodule")
+    table = rows(n=60, center=("west", "Klinikum Süd", "Klinikum Süd"), Findings=found)
     folder = site(tmp_path / "a", *table)
     assert "--site-column" in init(study, "--yes", "--dry-run", x=folder)
     init(study, "--yes", "--site-column", "center", x=folder)
@@ -245,8 +238,8 @@ def test_a_site_that_cannot_be_made_out_names_the_command_for_it_alone(study: Pa
 
 
 def test_every_column_is_named_in_the_file_and_no_cell_writes_into_it(study: Path, tmp_path: Path) -> None:
-    grade = lambda i: "2\nmost = 1\x1b" if i % 2 else "1"  # noqa: E731
-    table = rows(**MASS, smoker=lambda i: i // 6, **{"DR\nx = 1": grade})
+    grades = {"DR\nx = 1": ("1", "2\nmost = 1\x1b")}
+    table = rows(Mass=(0, 1), smoker=[0] * 6 + [1] * 6, **grades)
     said = init(study, "--yes", alpha=site(tmp_path / "a", *table))
     written = (study / "alpha" / "suture.toml").read_text()
     assert "#   'DR\\nx = 1': " in written

@@ -10,7 +10,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -422,11 +422,10 @@ def test_a_decision_that_is_none(study: Path, words: list[str], named: str) -> N
 
 @pytest.mark.complete
 def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
-    checked: Callable[[], object] = lambda: suture("check", study)  # noqa: E731
     (study / "labels.toml").write_text('[parents]\n"A" = ["A"]\n')
-    for read in (lambda: labels(study), lambda: load_job(study), checked):
+    for read in (labels, load_job, partial(suture, "check")):
         with pytest.raises(SutureError):
-            read()
+            read(study)
     (study / "labels.toml").write_text('[parents]\nConsolidation = ["Lung Opacitty"]\n')
     with refused("labels.toml", "'Lung Opacitty'", "'Lung Opacity'", by=ConfigError):
         labels(study)
