@@ -12,7 +12,12 @@ from world import write_table
 
 SIZE = 24
 
-table = write_table
+
+def table(path: Path, rows: Sequence[Sequence[str]], delimiter: str = ",", encoding: str = "utf-8") -> Path:
+    """Write a table whose cells are quoted as they are; the first row is the header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(delimiter.join(row) + "\r\n" for row in rows).encode(encoding))
+    return path
 
 
 def image(path: Path, seed: int, top: int = 255) -> None:
