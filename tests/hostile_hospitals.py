@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import DigitalXRayImageStorageForPresentation, ExplicitVRLittleEndian, generate_uid
+
+import dicom_files
+from world import write_table
 
 Pixels = NDArray[np.float64]
-Rows = list[list[str]]
 
 CLASSES = ("Cardiomegaly", "Edema", "Mass", "Nodule", "Pneumothorax")
 SIZE = 64
@@ -45,7 +43,7 @@ def semicolons(folder: Path, n: int, rng: np.random.Generator) -> None:
         cells[2] = "" if i % 7 == 0 else cells[2]
         sex, none = "01"[i % 2], str(int(not found.any()))
         rows.append([file, f"Müller-{i // 2}", "1,8", str(30 + i % 50), sex, *cells, none])
-    _table(folder / "Befunde.csv", rows, ";", "latin-1")
+    write_table(folder / "Befunde.csv", rows, ";", "latin-1")
 
 
 def dicom(folder: Path, n: int, rng: np.random.Generator) -> None:
@@ -61,7 +59,7 @@ def dicom(folder: Path, n: int, rng: np.random.Generator) -> None:
         rows.append([f"ACC{i:05}", f"MRN{i // 3:03}", "|".join(listed) or "No Finding"])
         if listed and i % 11 == 0:
             rows.append([f"ACC{i:05}", f"MRN{i // 3:03}", listed[0]])
-    _table(folder / "findings.tsv", rows, "\t", "utf-8")
+    write_table(folder / "findings.tsv", rows, "\t", "utf-8")
 
 
 def twelve_bits(folder: Path, n: int, rng: np.random.Generator) -> None:
@@ -72,7 +70,7 @@ def twelve_bits(folder: Path, n: int, rng: np.random.Generator) -> None:
         found = rng.random(len(names)) < 0.35
         _png(folder / "png16" / f"{i:05}.png", radiograph(rng, _of(names, found)), 4095)
         rows.append([f"{i:05}.png", f"S{i}", *("Yes" if present else "No" for present in found)])
-    _table(folder / "labels.csv", rows, ",", "utf-8-sig")
+    write_table(folder / "labels.csv", rows, ",", "utf-8-sig")
 
 
 def clean(folder: Path, n: int, rng: np.random.Generator) -> None:
@@ -84,7 +82,7 @@ def clean(folder: Path, n: int, rng: np.random.Generator) -> None:
         _png(folder / "images" / f"{i:04}.png", radiograph(rng, _of(names, found)), 255)
         split = ("train", "train", "train", "validation", "test")[i % 5]
         rows.append([f"{i:04}.png", f"p{i}", split, *(str(int(present)) for present in found)])
-    _table(folder / "labels.csv", rows, ",", "utf-8")
+    write_table(folder / "labels.csv", rows, ",", "utf-8")
 
 
 HOSPITALS: dict[str, Callable[[Path, int, np.random.Generator], None]] = {
@@ -114,30 +112,8 @@ def _png(path: Path, image: Pixels, most: int) -> None:
 
 def _dicom(path: Path, image: Pixels, number: int) -> None:
     """A DICOM file of 12 stored bits; every fourth is MONOCHROME1."""
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
-    meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=[str(number)])
     inverted = number % 4 == 0
-    values: dict[str, Any] = {
-        "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME1" if inverted else "MONOCHROME2",
-        "PixelRepresentation": 0,
-        "BitsAllocated": 16,
-        "BitsStored": 12,
-        "HighBit": 11,
-        "Rows": SIZE,
-        "Columns": SIZE,
-        "PixelData": ((1 - image if inverted else image) * 4095).astype(np.uint16).tobytes(),
-    }
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    for name, value in values.items():
-        setattr(dataset, name, value)
-    file = io.BytesIO()
-    dataset.save_as(file, enforce_file_format=True)
+    pixels = ((1 - image if inverted else image) * 4095).astype(np.uint16)
+    tags = {"BitsStored": 12, "HighBit": 11, "PhotometricInterpretation": f"MONOCHROME{1 if inverted else 2}"}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(file.getvalue())
-
-
-def _table(path: Path, rows: Rows, delimiter: str, encoding: str) -> None:
-    path.write_bytes("".join(delimiter.join(row) + "\r\n" for row in rows).encode(encoding))
+    path.write_bytes(dicom_files.dicom(pixels, **tags))

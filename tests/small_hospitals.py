@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from world import write_table
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
@@ -43,8 +44,7 @@ def write_hospital(
         Image.fromarray(image.astype(np.uint8)).save(folder / "images" / f"{i:03d}.png")
         split = ("train", "train", "train", "validation", "test")[i % 5]
         rows.append([f"{i:03d}.png", f"p{i}", split, *(y[EVERY.index(label)] for label in labels)])
-    with (folder / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["image", "patient", "split", *labels], *rows])
+    write_table(folder / "labels.csv", [["image", "patient", "split", *labels], *rows])
     config = folder / "suture.toml"
     config.write_text(
         f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\ntarget = "{labels[0]}"\n'

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from suture.data import batch as augmentation
 from suture.data.batch import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
-from suture.models.encoders import IMAGENET
 
 
 def images(n: int = 4) -> torch.Tensor:
@@ -22,25 +21,38 @@ def run(spec: Augmentation, seed: int = 1) -> torch.Tensor:
     return augment(images(), torch.Generator().manual_seed(seed), spec)
 
 
-def test_off_is_the_identity_and_nothing_else_is() -> None:
-    assert torch.equal(run(Augmentation()), images())
-    assert not Augmentation().active
+@pytest.mark.parametrize(
+    "off",
+    [
+        Augmentation(),
+        Augmentation(rotation=90, zoom=0.5, shift=0.5, affine_chance=0),
+        Augmentation(brightness=0.5, brightness_chance=0),
+    ],
+)
+def test_off_is_the_identity(off: Augmentation) -> None:
+    assert not off.active
+    assert torch.equal(run(off), images())
+
+
+def test_each_field_alone_is_active() -> None:
+    fields = ({"vertical_flip": 0.1}, {"shift": 0.1}, {"brightness": 0.1}, {"blur_chance": 0.1})
+    assert all(Augmentation(**field).active for field in fields)
     for spec in (MILD, SURGICAL, STRONG):
         assert spec.active
         assert run(spec).shape == images().shape
         assert not torch.allclose(run(spec), images())
 
 
-def test_the_generator_is_the_only_source_of_randomness() -> None:
-    torch.manual_seed(0)
-    one = run(SURGICAL)
-    torch.manual_seed(99)
-    assert torch.equal(one, run(SURGICAL))
-    assert not torch.equal(one, run(SURGICAL, seed=2))
-
-
-def test_flip_mirrors_left_to_right() -> None:
-    torch.testing.assert_close(run(Augmentation(flip=1.0)), images().flip(-1), rtol=0, atol=1e-6)
+@pytest.mark.parametrize(
+    ("spec", "axes"),
+    [
+        (Augmentation(flip=1.0), (-1,)),
+        (Augmentation(vertical_flip=1.0), (-2,)),
+        (Augmentation(flip=1.0, vertical_flip=1.0), (-1, -2)),
+    ],
+)
+def test_flips_mirror_left_to_right_and_top_to_bottom(spec: Augmentation, axes: tuple[int, ...]) -> None:
+    torch.testing.assert_close(run(spec), images().flip(axes), rtol=0, atol=1e-6)
 
 
 def test_contrast_keeps_the_mean_of_each_image() -> None:
@@ -65,14 +77,6 @@ def test_contrast_before_normalisation_is_contrast_after_it(
         return augment(x, torch.Generator().manual_seed(seed), Augmentation(contrast=contrast))
 
     torch.testing.assert_close(changed((pixels - offset) / unit), (changed(pixels) - offset) / unit)
-
-
-def test_contrast_leaves_a_gray_image_gray() -> None:
-    """Pixels that are equal in all channels still are once ImageNet's normalisation is taken off."""
-    mean, std = (torch.tensor(x).view(-1, 1, 1) for x in IMAGENET)
-    gray = (images().expand(4, 3, 16, 16) - mean) / std
-    out = augment(gray, torch.Generator().manual_seed(1), Augmentation(contrast=0.75)) * std + mean
-    torch.testing.assert_close(out, out[:, :1].expand_as(out))
 
 
 @pytest.mark.complete
@@ -173,38 +177,6 @@ def test_a_seed_keeps_giving_the_same_images_and_draws_no_more(name: str) -> Non
     assert torch.rand(1, generator=generator).item() == 0.31379687786102295
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Augmentation(rotation=90, zoom=0.5, shift=0.5, affine_chance=0),
-        Augmentation(brightness=0.5, brightness_chance=0),
-    ],
-)
-def test_no_chance_is_off(spec: Augmentation) -> None:
-    assert not spec.active
-    assert torch.equal(run(spec), images())
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        Augmentation(vertical_flip=0.1),
-        Augmentation(shift=0.1),
-        Augmentation(brightness=0.1),
-        Augmentation(blur_chance=0.1),
-    ],
-)
-def test_each_field_alone_is_active(spec: Augmentation) -> None:
-    assert spec.active
-
-
-def test_vertical_flip_mirrors_top_to_bottom() -> None:
-    spec = Augmentation(vertical_flip=1.0)
-    torch.testing.assert_close(run(spec), images().flip(-2), rtol=0, atol=1e-6)
-    both = Augmentation(flip=1.0, vertical_flip=1.0)
-    torch.testing.assert_close(run(both), images().flip(-1, -2), rtol=0, atol=1e-6)
-
-
 def test_weak_is_a_flip_of_half_of_the_images() -> None:
     batch = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     out = augment(batch, torch.Generator().manual_seed(1), WEAK)
@@ -281,14 +253,6 @@ def blurred(batch: torch.Tensor, kinds: list[int], monkeypatch: pytest.MonkeyPat
         return augment(batch, torch.Generator().manual_seed(1), Augmentation(blur_chance=1.0))
 
 
-def test_median_removes_a_bright_pixel_and_keeps_an_edge(monkeypatch: pytest.MonkeyPatch) -> None:
-    image = torch.zeros(2, 1, 12, 12)
-    image[..., 6:] = 0.5
-    expected = image.clone()
-    image[:, 0, 3, 2] = 1.0
-    torch.testing.assert_close(blurred(image, [0, 1], monkeypatch), expected, rtol=0, atol=1e-4)
-
-
 def test_median_is_that_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a window holds the same value many times."""
     few = torch.randint(3, (2, 1, 40, 40), generator=torch.Generator().manual_seed(0)) / 2
@@ -338,11 +302,12 @@ def test_blurs_are_drawn_by_equal_odds() -> None:
         assert 70 < int(kind.sum()) < 130
 
 
-def test_the_batch_given_stays_as_it_is_and_every_image_changes_in_its_own_way() -> None:
+def test_every_image_changes_in_its_own_way_by_the_generator_alone() -> None:
     batch = images(1).expand(8, 1, 16, 16).clone()
     out = augment(batch, torch.Generator().manual_seed(1), STRONG)
-    assert torch.equal(batch, images(1).expand(8, 1, 16, 16))
+    assert torch.equal(batch, images(1).expand(8, 1, 16, 16)), "the batch given stays as it is"
     assert all(not torch.allclose(out[i], out[j]) for i in range(8) for j in range(i))
+    torch.manual_seed(99)
     assert torch.equal(out, augment(batch, torch.Generator().manual_seed(1), STRONG))
     assert not torch.equal(out, augment(batch, torch.Generator().manual_seed(2), STRONG))
 

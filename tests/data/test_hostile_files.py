@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import json
@@ -11,12 +10,11 @@ import struct
 import subprocess
 import sys
 import tarfile
-import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +25,21 @@ import pytest
 from PIL import EpsImagePlugin, Image
 from PIL.JpegImagePlugin import JpegImageFile
 from pyarrow import parquet
-from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.encaps import encapsulate
-from pydicom.uid import (
-    DeflatedExplicitVRLittleEndian,
-    ExplicitVRLittleEndian,
-    JPEGBaseline8Bit,
-    RLELossless,
-    SecondaryCaptureImageStorage,
-    generate_uid,
-)
+from pydicom.uid import DeflatedExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 
-import suture.data.decoding as decoding
+from dicom_files import dicom, stored
+from little_memory import little_memory
 from suture.core.errors import DataError
-from suture.data import decoding as dicom_module
-from suture.data import images
-from suture.data.archives import reports, tar_members, unpacking
+from suture.data import decoding, images
 from suture.data.decoding import decode_image
 from suture.data.images import ImageSource, read_all
-from suture.data.limits import MOST_LISTED, MOST_PIXELS, file_bytes
+from suture.data.limits import MOST_PIXELS, file_bytes
+from suture.data.readers import load_table
 from suture.data.reading import read_columns, read_sheet, read_text
 from suture.learning.samples import decode
 from suture_results.inputs import find_inputs
+from world import refused, site_config
 
 PEAK = 600
 """Megabytes that no hostile file may take, this package's own imports included."""
@@ -57,46 +48,24 @@ PEAK_OF_TABLES = 900
 """The same of a process that reads a .xlsx or .parquet: 768, and its imports."""
 
 
-def png(width: int, height: int, bits: int) -> bytes:
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """A part of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, bits: int, beside: bytes = b"") -> bytes:
     """A gray PNG of zeros, by hand: a thousandth of the size that it unpacks to."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
     packer = zlib.compressobj(1)
     row = bytes(1 + width * bits // 8)
     packed = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
     head = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + beside
+    return start + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
-def dicom(content: bytes, syntax: Any, rows: int = 8, columns: int = 8, **tags: Any) -> bytes:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID = syntax
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = generate_uid()
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PixelRepresentation = (
-        1,
-        "MONOCHROME2",
-        0,
-    )
-    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 8, 8, 7
-    dataset.Rows, dataset.Columns = rows, columns
-    for name, value in tags.items():
-        setattr(dataset, name, value)
-    dataset.PixelData = content
-    dataset["PixelData"].VR = "OB"
-    file = io.BytesIO()
-    dataset.save_as(file, enforce_file_format=True)
-    return file.getvalue()
-
-
-def run_length(segment: bytes, **size: int) -> bytes:
+def run_length(segment: bytes, shape: tuple[int, int] = (8, 8)) -> bytes:
     frame = struct.pack("<16L", 1, 64, *[0] * 14) + segment
-    return dicom(encapsulate([frame]), RLELossless, **size)
+    return stored(encapsulate([frame]), RLELossless, shape)
 
 
 def jpeg_of_another_size() -> bytes:
@@ -106,7 +75,7 @@ def jpeg_of_another_size() -> bytes:
     data = bytearray(file.getvalue())
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = struct.pack(">HH", 13000, 13000)
-    return dicom(encapsulate([bytes(data)]), JPEGBaseline8Bit)
+    return stored(encapsulate([bytes(data)]), JPEGBaseline8Bit)
 
 
 def tiled_tiff(side: int) -> bytes:
@@ -179,7 +148,7 @@ def lying(size: int) -> bytes:
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
-    "rle-header.dcm": lambda: run_length(b"\x81\0" * 1900, rows=65535, columns=65535),
+    "rle-header.dcm": lambda: run_length(b"\x81\0" * 1900, (65535, 65535)),
     "rle-runs.dcm": lambda: run_length(b"\x81\0" * (5 << 20)),
     "jpeg.dcm": jpeg_of_another_size,
     "sixteen-bit.png": lambda: png(13000, 13000, 16),
@@ -244,22 +213,16 @@ def measured(path: Path) -> tuple[str, float]:
     return said, peak
 
 
-def test_the_scans_of_a_jpeg_are_counted() -> None:
+def test_the_scans_of_a_jpeg_are_counted_and_more_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     for data in (scanned(100), scanned(100, extra=b"\xff\xda" * 1000), scanned(100) + b"\xff\xda" * 1000):
         assert decode_image(data, "a.jpg", color=False).shape == (64, 64)
-    for data in (scanned(101), scanned(101, extra=b"\xff\xd9\xff\xd8"), scanned(1000, extra=b"\xff\xd9")):
-        with pytest.raises(DataError, match=r"'a\.jpg' cannot be read: it has more than 100 scans"):
-            decode_image(data, "a.jpg", color=False)
-        frame = dicom(encapsulate([data]), JPEGBaseline8Bit, rows=64, columns=64)
-        with pytest.raises(DataError, match=r"'a\.dcm' cannot be read: it has more than 100 scans"):
-            decode_image(frame, "a.dcm", color=False)
-
-
-def test_a_jpeg_of_a_thousand_scans_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, decoded = scanned(1000), []
+    decoded: list[object] = []
     monkeypatch.setattr(JpegImageFile, "load", decoded.append)
-    with pytest.raises(DataError, match="more than 100 scans"):
-        decode_image(data, "a.jpg", color=False)
+    for data in (scanned(101), scanned(101, extra=b"\xff\xd9\xff\xd8"), scanned(1000, extra=b"\xff\xd9")):
+        frame = stored(encapsulate([data]), JPEGBaseline8Bit, (64, 64))
+        for name, content in (("a.jpg", data), ("a.dcm", frame)):
+            with refused(name, "100 scans", by=DataError):
+                decode_image(content, name, color=False)
     assert not decoded
 
 
@@ -274,16 +237,9 @@ def test_a_jpeg_of_a_thousand_scans_is_not_decoded(monkeypatch: pytest.MonkeyPat
 )
 def test_what_stands_beside_the_pixels_of_a_png_is_bounded(kind: bytes, content: bytes) -> None:
     """Pillow unpacks at most 1 MiB of it."""
-    data = png(8, 8, 8)
-    crc = struct.pack(">I", zlib.crc32(kind + content))
-    data = data[:33] + struct.pack(">I", len(content)) + kind + content + crc + data[33:]
-    tracemalloc.start()
-    try:
-        with contextlib.suppress(DataError):
-            decode_image(data, "a.png", color=False)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
+    data = png(8, 8, 8, chunk(kind, content))
+    with little_memory(), suppress(DataError):
+        decode_image(data, "a.png", color=False)
 
 
 @pytest.mark.complete
@@ -293,30 +249,14 @@ def test_tags_that_share_their_bytes_do_not_multiply_them(kind: str) -> None:
     """5,000 tags of 200,000 bytes, which are the same: a gigabyte, if each were copied."""
     shared = bytes(200_000)
     tags = [(256, 4, 1, 8), (257, 4, 1, 8), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
-    tags += [
-        (277, 3, 1, 1),
-        (278, 4, 1, 8),
-        (279, 4, 1, 64),
-        *((n, 1, len(shared), 8) for n in range(5000, 10_000)),
-    ]
+    tags += [(277, 3, 1, 1), (278, 4, 1, 8), (279, 4, 1, 64)]
+    tags += [(n, 1, len(shared), 8) for n in range(5000, 10_000)]
     entries = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
     data = b"II*\0" + struct.pack("<I", 8 + len(shared)) + shared + entries
     if kind == "PNG":
-        data = (
-            png(8, 8, 8)[:33]
-            + struct.pack(">I", len(data))
-            + b"eXIf"
-            + data
-            + struct.pack(">I", zlib.crc32(b"eXIf" + data))
-            + png(8, 8, 8)[33:]
-        )
-    tracemalloc.start()
-    try:
-        with contextlib.suppress(DataError):
-            decode_image(data, "a.tif", color=False)
-        assert tracemalloc.get_traced_memory()[1] < 16 << 20
-    finally:
-        tracemalloc.stop()
+        data = png(8, 8, 8, chunk(b"eXIf", data))
+    with little_memory(), suppress(DataError):
+        decode_image(data, "a.tif", color=False)
 
 
 @pytest.mark.complete
@@ -346,97 +286,84 @@ def test_no_decoder_is_called_for_an_image_that_is_too_large(monkeypatch: pytest
         raise AssertionError("a decoder was called")
 
     monkeypatch.setattr("pydicom.dataset.Dataset.convert_pixel_data", decoder)
-    for data in (HOSTILE["rle-header.dcm"](), HOSTILE["jpeg.dcm"]()):
-        with pytest.raises(DataError, match=r"its header says|its compressed frame is of"):
-            decode_image(data, "a.dcm", color=False)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoder)
-    with pytest.raises(DataError, match=r"its header says 13000 x 13000 pixels; .*40,000,000"):
-        decode_image(png(13000, 13000, 1), "a.png", color=False)
+    for data, named in (
+        (HOSTILE["rle-header.dcm"](), "65535 x 65535"),
+        (HOSTILE["jpeg.dcm"](), "13000"),
+        (png(13000, 13000, 1), "13000 x 13000"),
+    ):
+        with refused("'a'", named, by=DataError):
+            decode_image(data, "a", color=False)
 
 
-def test_a_deflated_dicom_is_not_inflated() -> None:
-    data = dicom(bytes(64), DeflatedExplicitVRLittleEndian)
-    with pytest.raises(DataError, match=r"'a\.dcm' cannot be read: .*deflated"):
-        decode_image(data, "a.dcm", color=False)
-
-
-def test_a_run_length_encoded_image_is_read_as_before() -> None:
+def test_a_run_length_encoded_image_is_read_and_the_length_of_its_runs_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     data = run_length(b"".join(b"\x07" + row.tobytes() for row in pixels))
     assert decode_image(data, "a.dcm", color=False)[:, 0].tolist() == [0, 32, 65, 97, 130, 162, 194, 227]
-
-
-def test_the_length_of_runs_is_counted_as_the_standard_says(monkeypatch: pytest.MonkeyPatch) -> None:
     # PS3.5 G.3.2: 2 literal bytes, 3 times the byte 9, nothing, 128 times the byte 1.
-    segment = bytes([1, 5, 6, 254, 9, 128, 129, 1])
-    monkeypatch.setattr(dicom_module, "MOST_OF_SEGMENT", 133)
-    data = run_length(segment, rows=7, columns=19)
+    data = run_length(bytes([1, 5, 6, 254, 9, 128, 129, 1]), (7, 19))
+    monkeypatch.setattr(decoding, "MOST_OF_SEGMENT", 133)
     assert decode_image(data, "a.dcm", color=False).shape == (7, 19)
-    monkeypatch.setattr(dicom_module, "MOST_OF_SEGMENT", 132)
-    with pytest.raises(DataError, match="a segment of it unpacks to more than 132 bytes"):
+    monkeypatch.setattr(decoding, "MOST_OF_SEGMENT", 132)
+    with refused("132 bytes", by=DataError):
         decode_image(data, "a.dcm", color=False)
 
 
-def test_a_page_of_postscript_never_reaches_ghostscript(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_page_of_postscript_never_reaches_ghostscript(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **_: started.append(a))
-    path = tmp_path / "page.png"
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
-    with pytest.raises(DataError, match=r"page\.png' cannot be read"):
-        decode_image(path.read_bytes(), path.name, color=False)
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    with refused("'page.png'", by=DataError):
+        decode_image(page, "page.png", color=False)
     assert not started
 
 
-@pytest.mark.parametrize("form", ["GIF", "ICO", "PCX", "PPM", "SGI", "TGA", "WEBP", "JPEG2000"])
+@pytest.mark.parametrize("form", ["GIF", "PPM", "TGA", "WEBP", "JPEG2000"])
 def test_other_formats_are_refused_whatever_the_suffix(form: str) -> None:
     file = io.BytesIO()
     Image.new("RGB", (16, 16)).save(file, form)
-    with pytest.raises(DataError, match=r"'a\.png' cannot be read"):
+    with refused("'a.png'", by=DataError):
         decode_image(file.getvalue(), "a.png", color=False)
 
 
 @pytest.mark.parametrize(
-    ("tags", "said"),
+    ("tags", "named"),
     [
         ({"RescaleSlope": "NaN", "RescaleIntercept": 0}, "RescaleSlope is NaN"),
         ({"RescaleSlope": "inf", "RescaleIntercept": 0}, "RescaleSlope is inf"),
         ({"RescaleSlope": 0, "RescaleIntercept": 0}, "RescaleSlope is 0"),
         ({"RescaleSlope": 1, "RescaleIntercept": "NaN"}, "RescaleIntercept is NaN"),
-        ({"RescaleSlope": "1e308", "RescaleIntercept": "1e308"}, "not finite"),
-        ({"WindowCenter": "NaN", "WindowWidth": 10}, "WindowCenter is NaN"),
+        ({"RescaleSlope": "1e308", "RescaleIntercept": "1e308"}, "rescaling"),
         ({"WindowCenter": ["NaN", 5], "WindowWidth": [10, 10]}, "WindowCenter is NaN"),
         ({"WindowCenter": 5, "WindowWidth": "inf"}, "WindowWidth is inf"),
-        ({"WindowCenter": 5, "WindowWidth": 0}, "Window Width must be"),
+        ({"WindowCenter": 5, "WindowWidth": 0}, "Window Width"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_rescaling_that_shows_nothing_is_a_fault(tags: dict[str, Any], said: str) -> None:
-    pixels = np.arange(64, dtype=np.uint8).tobytes()
-    with pytest.raises(DataError, match=f"image 'ward/7.dcm' cannot be read: .*{said}"):
-        decode_image(dicom(pixels, ExplicitVRLittleEndian, **tags), "ward/7.dcm", color=False)
+def test_a_rescaling_that_shows_nothing_is_a_fault(tags: dict[str, Any], named: str) -> None:
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    with refused("'ward/7.dcm'", named, by=DataError):
+        decode_image(dicom(pixels, **tags), "ward/7.dcm", color=False)
+    with refused("'ward/7.dcm'", "deflated", by=DataError):  # which pydicom would inflate without a limit
+        decode_image(stored(bytes(64), DeflatedExplicitVRLittleEndian), "ward/7.dcm", color=False)
 
 
-def test_full_memory_is_a_fault_of_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_full_memory_is_a_fault_of_the_image_and_leaves_its_reason_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(decoding, "_pillow", full)
-    with pytest.raises(DataError, match=r"'a\.png' cannot be read: MemoryError"):
+    with monkeypatch.context() as patch, refused("'a.png'", "MemoryError", by=DataError):
+        patch.setattr(decoding, "_pillow", full)
         decode_image(b"x", "a.png", color=False)
-    monkeypatch.undo()
-    (tmp_path / "a.png").write_bytes(png(4, 4, 8))
-    with ImageSource(tmp_path) as source:
-        [(_, result)] = read_all(source, ["a.png"], full)
-    assert isinstance(result, DataError)
-
-
-def test_images_that_cannot_be_read_leave_their_reason_alone(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     with ImageSource(tmp_path) as source:
-        results = [one for _, one in read_all(source, ["a.png", "b.png"], partial(decode_image, color=False))]
-    for one in results:  # and not the frames of decoders: of 100,000 images they take a gigabyte
+        results = [*read_all(source, ["a.png"], full)]
+        results += read_all(source, ["a.png", "b.png"], partial(decode_image, color=False))
+    for _, one in results:  # and not the frames of decoders: of 100,000 images they take a gigabyte
         assert isinstance(one, DataError)
         assert (one.__traceback__, one.__cause__, one.__context__) == (None, None, None)
 
@@ -455,22 +382,19 @@ def test_few_large_images_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest
         assert dict([*read]).keys() | {0} == {*range(9)}
 
 
-def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
+def test_pipes_devices_and_sparse_files_of_a_terabyte_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "zero.png").symlink_to("/dev/zero")
+    with (tmp_path / "a.png").open("wb") as file:
+        file.truncate(1 << 40)
     with ImageSource(tmp_path, follow_links=True) as source:
         for name in ("pipe.png", "zero.png"):
-            with pytest.raises(DataError, match=f"'{name}' of .* cannot be read: not a regular file"):
+            with refused(name, by=DataError):
                 source.raw(name)
             with pytest.raises(OSError, match="not a regular file"):
                 file_bytes(tmp_path / name)
-
-
-def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "a.png").open("wb") as file:
-        file.truncate(1 << 40)
-    with ImageSource(tmp_path) as source, pytest.raises(DataError, match="has 1,099,511,627,776 bytes"):
-        source.raw("a.png")
+        with refused("a.png", "1,099,511,627,776", by=DataError):
+            source.raw("a.png")
 
 
 @pytest.fixture
@@ -488,33 +412,25 @@ def linked(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_a_link_out_of_the_root_is_not_read(linked: Path) -> None:
+def test_a_link_out_of_the_root_is_not_read_unless_the_site_says_so(linked: Path) -> None:
     with ImageSource(linked) as source:
-        assert source.read("own.png", False).shape == (4, 4)
-        assert source.read("within.png", False).shape == (4, 4)
+        for name in ("own.png", "within.png"):
+            assert source.read(name, False).shape == (4, 4)
         for name in ("out.png", "secret.png", "ward/secret.png", "../private/secret.png"):
-            with pytest.raises(DataError, match=r"3 links lead out of it: set \[data\] follow_links = true"):
+            with refused(name, "3 links", "follow_links = true", by=DataError):
                 source.raw(name)
-
-
-def test_a_site_may_say_that_links_are_followed(linked: Path) -> None:
     with ImageSource(linked, follow_links=True) as source:
         for name in ("own.png", "out.png", "ward/secret.png"):
             assert source.read(name, False).shape == (4, 4)
 
 
 def test_links_count_as_unreadable_images_of_a_table(linked: Path, tmp_path: Path) -> None:
-    from suture.data.config import load_site_config
-    from suture.data.readers import load_table
-
     (tmp_path / "labels.csv").write_text("image,patient,split,Mass\nown.png,1,train,1\nout.png,2,train,0\n")
-    toml = '[data]\ndataset = "hospital"\nroot = "root"\ntable = "labels.csv"\n'
-    (tmp_path / "suture.toml").write_text(toml)
-    table = load_table(load_site_config(tmp_path / "suture.toml").data)
-    with pytest.raises(DataError, match=r"1 of 2 images cannot be used.*'out\.png'"):
+    data = {"dataset": "hospital", "root": "root", "table": "labels.csv"}
+    table = load_table(site_config(tmp_path, data=data).data)
+    with refused("1 of 2", "'out.png'", by=DataError):
         decode(table, 16, False, tmp_path / "cache")
-    (tmp_path / "suture.toml").write_text(toml + "follow_links = true\n")
-    table = load_table(load_site_config(tmp_path / "suture.toml").data)
+    table = load_table(site_config(tmp_path, data=data | {"follow_links": True}).data)
     assert len(decode(table, 16, False, tmp_path / "cache")[1]) == 2
 
 
@@ -523,53 +439,23 @@ def test_an_archive_that_is_a_link_out_of_the_root_is_refused(tmp_path: Path) ->
     (tmp_path / "root/a.tar").symlink_to(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("a.png"), io.BytesIO())
-    with pytest.raises(DataError, match=r"a\.tar leads out of .*follow_links"):
+    with refused("a.tar", "follow_links", by=DataError):
         ImageSource(tmp_path / "root")
     assert "a.png" in ImageSource(tmp_path / "root", follow_links=True)
 
 
 def test_a_folder_to_predict_is_not_left_by_a_link(linked: Path) -> None:
     with find_inputs([linked], "image") as inputs:
+        names = ("out.png", "own.png", "up", "ward", "within.png")
+        assert sorted(inputs.found) == [str(linked / name) for name in names]
         for name in ("out.png", "up", "ward"):
-            with pytest.raises(DataError, match="leads out of"):
+            with refused(linked, by=DataError):
                 inputs.found[str(linked / name)].read()
-        assert sorted(inputs.found) == [
-            str(linked / name) for name in ("out.png", "own.png", "up", "ward", "within.png")
-        ]
 
 
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
-def test_a_tar_header_cannot_ask_for_gigabytes(kind: bytes, tmp_path: Path) -> None:
-    info = tarfile.TarInfo("a.png")
-    info.type, info.size = kind, 1 << 33
-    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(10_000)))
-    with (
-        ImageSource(tmp_path / "a.tar.gz") as source,
-        pytest.raises(DataError, match=r"8,589,93|100 times its size"),
-    ):
-        source.raw("a.png")
-
-
-@pytest.mark.parametrize("suffix", ["zip", "tar.gz"])
-def test_reports_of_an_archive_are_bounded(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"reports.{suffix}"
-    large = bytes(2 << 20)
-    if suffix == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-            packed.writestr("large.txt", large)
-            packed.writestr("small.txt", b"clear")
-    else:
-        with tarfile.open(path, "w:gz") as tar:
-            for name, data in (("large.txt", large), ("small.txt", b"clear")):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    assert list(reports(path, lambda name: name == "small.txt")) == [("small.txt", b"clear")]
-    with pytest.raises(DataError, match=r"'large\.txt' has 2,097,152 bytes"):
-        list(reports(path, lambda name: name == "large.txt"))
-
-
-def test_tables_within_the_limits_are_read_whole(tmp_path: Path) -> None:
+def test_tables_within_the_limits_are_read_whole_and_larger_ones_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "t.csv.gz"
     rows = "".join(f"{i},x\n\n" for i in range(1000))
     path.write_bytes(gzip.compress(f"a,b\n{rows}".encode()))
@@ -578,72 +464,8 @@ def test_tables_within_the_limits_are_read_whole(tmp_path: Path) -> None:
     assert sheet.numbers == tuple(range(2, 2002, 2))
     assert list(read_columns(path, ["b"], "key")) == [("x",)] * 1000
     assert read_text(path) == f"a,b\n{rows}"
-
-
-def test_the_columns_that_are_kept_of_a_large_table_are_bounded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("a,b\n" + "1,x\n" * 10)
-    monkeypatch.setattr("suture.data.reading.MOST_CELLS", 9)
-    with pytest.raises(DataError, match=r"t\.csv: its b exceed"):
+    monkeypatch.setattr("suture.data.reading.MOST_CELLS", 999)
+    with refused("t.csv.gz", " b ", by=DataError):
         list(read_columns(path, ["b"], "key"))
-    with pytest.raises(DataError, match=r"t\.csv has more than 10 rows"):
+    with refused("t.csv.gz", "rows", by=DataError):
         read_sheet(path)
-
-
-def understated(method: int, size: int) -> bytes:
-    """A .zip of one report whose list says that it unpacks to ten bytes."""
-    to = io.BytesIO()
-    with zipfile.ZipFile(to, "w", method) as packed:
-        packed.writestr("a.xml", b"x" * size)
-    data = bytearray(to.getvalue())
-    at = data.index(b"PK\x01\x02")
-    data[at + 24 : at + 28] = struct.pack("<L", 10)
-    return bytes(data)
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_that_understates_the_size_of_a_report_is_unpacked_no_further(
-    method: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "reports.zip"
-    path.write_bytes(understated(method, 64 * 2**20))
-    tracemalloc.start()
-    try:
-        with pytest.raises(DataError, match=r"reports\.zip"), unpacking(path, "fetch it again"):
-            list(reports(path, lambda _: True))
-        assert tracemalloc.get_traced_memory()[1] < MOST_LISTED + 8 * 2**20
-    finally:
-        tracemalloc.stop()
-
-
-def backward(size: int, pax: bool) -> bytes:
-    """A .tar of two members, the second of which ends before it begins."""
-    to = io.BytesIO()
-    with tarfile.open(fileobj=to, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(tarfile.TarInfo("a.png"))
-        member = tarfile.TarInfo("b.png")
-        if pax:
-            member.pax_headers = {"size": str(size)}
-        tar.addfile(member)
-    data = bytearray(to.getvalue())
-    if not pax:
-        header = data[512:1024]
-        header[124:136] = bytes([255]) + size.to_bytes(11, "big", signed=True)
-        header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
-        data[512:1024] = header
-    return bytes(data)
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize(("size", "pax"), [(-1536, True), (-512, False), (-1, False)])
-def test_a_member_of_a_negative_size_ends_an_archive(
-    size: int, pax: bool, zipped: bool, tmp_path: Path
-) -> None:
-    data = backward(size, pax)
-    path = tmp_path / "a.tar"
-    path.write_bytes(gzip.compress(data) if zipped else data)
-    with pytest.raises(DataError, match=r"'b\.png' .*size; pack it again"):
-        list(islice(tar_members(path), 100))

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from suture.core.errors import DataError
 from suture.testing import check_dataset
 from suture_prepare.discovery import discover
+from world import refused, write_image
 
 FOLDER = Path(__file__).parents[1] / "strangers" / "suture-lines"
 sys.path.insert(0, str(FOLDER))
@@ -30,39 +29,33 @@ ROWS = [
 
 
 def write(folder: Path, rows: list[Any]) -> dict[str, str]:
-    (folder / "images").mkdir()
     for i, name in enumerate("abcd"):
-        pixels = np.random.default_rng(i).integers(0, 255, (16, 16), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{name}.png")
+        write_image(folder / "images" / f"{name}.png", i)
     (folder / "table.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return {"root": str(folder / "images"), "table": str(folder / "table.jsonl")}
 
 
 def test_it_conforms(tmp_path: Path) -> None:
-    table = check_dataset(LINES, write(tmp_path, ROWS))
+    values = write(tmp_path, ROWS)
+    table = check_dataset(LINES, values)
     assert table.labels.names == ("Mass", "Pleural Effusion")
     assert table.y.tolist() == [[1, 0], [0, 0], [1, 1], [0, 1]]
     assert table.split == ("train", "train", "validation", "test")
-
-
-def test_synonyms_need_no_labels(tmp_path: Path) -> None:
-    """The names are those of the table's cells, which no configuration states."""
-    table = check_dataset(LINES, write(tmp_path, ROWS) | {"synonyms": {"Mass": "Nodule"}})
+    # Synonyms need no labels: the names are those of the table's cells, which no configuration states.
+    table = check_dataset(LINES, values | {"synonyms": {"Mass": "Nodule"}})
     assert table.labels.names == ("Nodule", "Pleural Effusion")
 
 
 @pytest.mark.parametrize(
     "row", [3, {"file": "a.png"}, {**ROWS[0], "findings": "Mass"}, {**ROWS[0], "part": "dev"}], ids=str
 )
-def test_a_faulty_line_is_named(row: Any, tmp_path: Path) -> None:
+def test_a_faulty_line_is_named_and_an_empty_table_an_error(row: Any, tmp_path: Path) -> None:
     values = write(tmp_path, [*ROWS[1:], row])
     reading = LINES.read(LINES.config.model_validate(values))
     assert [fault for fault in reading.faults if "table.jsonl line 4" in fault]
-
-
-def test_an_empty_table_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="empty"):
-        LINES.read(LINES.config.model_validate(write(tmp_path, [])))
+    Path(values["table"]).write_text("")
+    with refused("table.jsonl", by=DataError):
+        LINES.read(LINES.config.model_validate(values))
 
 
 @pytest.fixture
@@ -80,8 +73,5 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_init_recognises_it(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    write(site, ROWS)
-    found = discover(site)
-    assert found.data["dataset"] == "lines"
+    write(tmp_path / "site", ROWS)
+    assert discover(tmp_path / "site").data["dataset"] == "lines"

@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from hostile_hospitals import CLASSES, write_hospitals
 from planted_faults import FAULTS, Fault, found, sound_study
-from suture.cli.app import app
 from suture.cli.common import console
 from suture_results.actions import evaluate
+from world import exit_of, suture
 
 
 @pytest.fixture(autouse=True)
@@ -22,22 +21,13 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "width", 500)
 
 
-def suture(*words: str) -> tuple[str, int]:
-    """What a command prints, and its exit code; an error of the user counts as 1."""
-    result = CliRunner().invoke(app, list(words))
-    return result.output, result.exit_code
-
-
 def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
     study, out = tmp_path / "study", tmp_path / "r"
     sites = write_hospitals(tmp_path / "hospitals", 100)
-    said, code = suture("init", str(study), *(f"--site={name}={at}" for name, at in sites.items()), "--yes")
-    assert code == 0, said
-    said, code = suture("check", str(study))
-    assert code == 0, said
+    suture("init", study, *(f"--site={name}={at}" for name, at in sites.items()), "--yes")
+    suture("check", study)
     small = ("--rounds", "6", "--set", "size=32", "--set", "lr=3e-3")
-    said, code = suture("run", str(study), "--env", "local", "--out", str(out), *small)
-    assert code == 0, said
+    suture("run", study, "--env", "local", "--out", out, *small)
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["auroc"].keys() == set(CLASSES)
     assert metrics["mean_auroc"] > 0.7
@@ -55,8 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.complete
 def test_a_sound_study_has_no_problem_and_none_of_the_faults(sound: Path) -> None:
-    said, code = suture("check", str(sound))
-    assert code == 0, said
+    said = suture("check", sound)
     assert "problem" not in said
     for fault in FAULTS:
         assert not found(fault, said, int(fault.stops)), f"{fault.name}: its sentence is there without it"
@@ -64,8 +53,15 @@ def test_a_sound_study_has_no_problem_and_none_of_the_faults(sound: Path) -> Non
 
 @pytest.mark.complete
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_check_names_a_planted_fault(fault: Fault, sound: Path, tmp_path: Path) -> None:
+def test_check_names_a_planted_fault(
+    fault: Fault,
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     study = shutil.copytree(sound, tmp_path / "study")
     fault.plant(study)
-    said, code = suture("check", str(study))
+    code = exit_of(monkeypatch, "check", study)
+    said = capsys.readouterr().out
     assert found(fault, said, code), said

@@ -1,23 +1,31 @@
-"""Label lists of sites side by side: twenty published lists, with the truth about their names by hand."""
+"""suture_prepare.study_labels: lists of labels side by side, and `suture labels`.
+
+Twenty published lists, with the truth about their names by hand.
+"""
 
 from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import subprocess
 import sys
-from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sentence_folder import sentence_folder
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical
 from suture.core.ontology import Atlas, Decision
+from suture.data.config import load_site_config
+from suture.data.readers import read_table
+from suture.execution.job import load_job
 from suture_prepare import study_labels
 from suture_prepare.study_labels import compare_lists, misspelt
+from world import exit_of, refused, site_config, suture, write_table
 
 PADCHEST = """
 normal, pulmonary fibrosis, chronic changes, kyphosis, pseudonodule, ground glass pattern, unchanged,
@@ -143,41 +151,35 @@ def test_twenty_lists_are_merged_without_a_wrong_merge() -> None:
     assert {name: of for name, of in concepts.items() if len(of) > 1} == {}
 
 
-def test_what_the_vocabulary_does_not_merge_is_known_here() -> None:
-    apart = [
-        {canonical(spelling) for spelling in group.split("|")}
-        for group in SAME
-        if len({canonical(spelling) for spelling in group.split("|")}) > 1
+def test_the_proposals_of_twenty_lists_are_right() -> None:
+    """Of three pairs that the vocabulary leaves apart one is found; of 28 kinds none is wrong."""
+    groups = ({canonical(spelling) for spelling in group.split("|")} for group in SAME)
+    assert [sorted(group) for group in groups if len(group) > 1] == [
+        ["Airspace Opacity", "Lung Opacity"],
+        ["Pneumoperitoneo", "Pneumoperitoneum"],
+        ["Cavitation", "Lung Cavity"],
     ]
-    assert apart == [
-        {"Lung Opacity", "Airspace Opacity"},
-        {"Pneumoperitoneum", "Pneumoperitoneo"},
-        {"Lung Cavity", "Cavitation"},
-    ]
-
-
-def test_proposals_that_names_are_one_class() -> None:
-    """Of the three pairs that remain, one is found and two are missed; none is wrong."""
-    proposed = [(one.name, one.of) for one in FOUND.proposals if one.relation == "same"]
-    assert proposed == [("Pneumoperitoneo", "Pneumoperitoneum")]
-
-
-def test_proposals_that_a_class_is_a_kind_of_another() -> None:
-    """All 28 are right: of a fissure's thickening, COPD's signs and what tuberculosis leaves is none."""
-    proposed = [(one.name, one.of) for one in FOUND.proposals if one.relation == "child"]
-    assert len(proposed) == 28
-    for child, parent in proposed:  # e.g. "Mediastinal Mass" of "Mass"
-        assert {*parent.lower().split()} <= {*child.lower().replace("round(ed)", "rounded").split()}
-    named = {child for child, _ in proposed}
-    assert named.isdisjoint({"COPD Signs", "Fissure Thickening", "Tuberculosis Sequelae"})
-
-
-def test_what_contains_what_is_by_the_built_in_relations() -> None:
-    assert ("Consolidation", "Lung Opacity") in FOUND.contains
-    assert ("Nodule", "Lung Lesion") in FOUND.contains
-    assert ("Pacemaker", "Support Devices") in FOUND.contains
+    same, child = (
+        [(one.name, one.of) for one in FOUND.proposals if one.relation == kind] for kind in ("same", "child")
+    )
+    assert same == [("Pneumoperitoneo", "Pneumoperitoneum")]
+    assert len(child) == 28
+    for name, parent in child:  # e.g. "Mediastinal Mass" of "Mass"
+        assert {*parent.lower().split()} <= {*name.lower().replace("round(ed)", "rounded").split()}
+    assert {name for name, _ in child}.isdisjoint(
+        {"COPD Signs", "Fissure Thickening", "Tuberculosis Sequelae"}
+    )
+    built_in = {
+        ("Consolidation", "Lung Opacity"),
+        ("Nodule", "Lung Lesion"),
+        ("Pacemaker", "Support Devices"),
+    }
+    assert {*FOUND.contains} >= built_in
     assert ("Pneumonia", "Consolidation") not in FOUND.contains
-    assert len(FOUND.contains) > 50
+
+
+def decided(name: str, relation: str, of: str) -> Decision:
+    return Decision(name=name, relation=relation, of=of, by="M. Ruiz", on=datetime.date(2026, 11, 25))  # type: ignore[arg-type]
 
 
 def two(first: list[str], second: list[str], atlas: Atlas | None = None) -> list[tuple[str, str, str]]:
@@ -217,29 +219,12 @@ def test_what_is_proposed(first: list[str], second: list[str], proposed: list[tu
     assert two(first, second) == proposed
 
 
-def test_what_is_decided_is_not_proposed_again_and_takes_its_name() -> None:
-    on = datetime.date(2026, 11, 25)
-    values = {"name": "Cardiomegali", "of": "Cardiomegaly", "by": "M. Ruiz", "on": on}
-    for relation in ("same", "different", "child"):
-        decided = Atlas(decisions=(Decision(relation=relation, **values),))  # type: ignore[arg-type]
-        assert two(["Cardiomegali"], ["Cardiomegaly"], decided) == []
-        found = compare_lists({"a": ["Cardiomegali"]}, decided).sites["a"]
-        assert found == (("Cardiomegaly",) if relation == "same" else ("Cardiomegali",))
-
-
-def test_of_hundreds_of_numbered_names_each_is_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = 0
-
-    class Counted(SequenceMatcher[str]):
-        def ratio(self) -> float:
-            nonlocal compared
-            compared += 1
-            return 0.0
-
-    monkeypatch.setattr(study_labels, "SequenceMatcher", Counted)
-    names = [f"Finding {i // 10} of kind {i:04d}" for i in range(600)]
-    two(names[:300], names[300:])
-    assert 0 < compared <= 600 * study_labels._COMPARED
+@pytest.mark.parametrize("relation", ["same", "different", "child"])
+def test_what_is_decided_is_not_proposed_again_and_takes_its_name(relation: str) -> None:
+    atlas = Atlas(decisions=(decided("Cardiomegali", relation, "Cardiomegaly"),))
+    assert two(["Cardiomegali"], ["Cardiomegaly"], atlas) == []
+    found = compare_lists({"a": ["Cardiomegali"]}, atlas).sites["a"]
+    assert found == (("Cardiomegaly",) if relation == "same" else ("Cardiomegali",))
 
 
 @pytest.mark.complete
@@ -287,14 +272,9 @@ def test_a_name_of_the_relations_that_nobody_has_is_told_with_the_nearest() -> N
     )
     classes = ("Mild Scoliosis", "Spot")
     wrong = misspelt(atlas, classes)
-    assert [text.partition("; did")[0] for text in wrong] == [
-        "no site and no atlas has 'Pneumothorx'",
-        "no site and no atlas has 'Scoliossis'",
-    ]
-    assert "did you mean 'Scoliosis'?" in wrong[1]
-    values = {"name": "Scoliosis", "of": "Scoliossis", "by": "M. Ruiz", "on": datetime.date(2026, 11, 25)}
-    decided = atlas.model_copy(update={"decisions": (Decision(relation="different", **values),)})  # type: ignore[arg-type]
-    assert len(misspelt(decided, classes)) == 1
+    assert ["'Pneumothorx'" in wrong[0], "'Scoliossis'" in wrong[1], "'Scoliosis'" in wrong[1]] == [True] * 3
+    known = atlas.model_copy(update={"decisions": (decided("Scoliosis", "different", "Scoliossis"),)})
+    assert len(misspelt(known, classes)) == 1
 
 
 def test_names_near_in_meaning_are_proposed_with_their_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,19 +294,14 @@ def test_names_near_in_meaning_are_proposed_with_their_cosine(monkeypatch: pytes
         ("Haze", "Edema", 0.87, True),
         ("Blur", "Haze", 0.86, True),
     ]
-    assert asked == [Path("minilm")]
     assert compare_lists(lists, Atlas()).proposals == ()
-    assert len(asked) == 1
-
-
-def test_letters_go_before_meaning_and_a_decision_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_labels, "_vectors", lambda _, texts: np.ones((len(texts), 1)))
+    assert asked == [Path("minilm")]
+    # Letters go before meaning, and a decision before both.
     lists = {"a": ["Cardiomegali"], "b": ["Cardiomegaly"]}
     (one,) = compare_lists(lists, Atlas(), Path("x")).proposals
     assert (one.by_meaning, one.score) == (False, 0.96)
-    values = {"name": "Cardiomegali", "of": "Cardiomegaly", "by": "x", "on": datetime.date(2026, 11, 25)}
-    decided = Atlas(decisions=(Decision(relation="different", **values),))  # type: ignore[arg-type]
-    assert compare_lists(lists, decided, Path("x")).proposals == ()
+    known = Atlas(decisions=(decided("Cardiomegali", "different", "Cardiomegaly"),))
+    assert compare_lists(lists, known, Path("x")).proposals == ()
 
 
 def test_the_vectors_of_an_encoder_of_text_have_the_length_one(tmp_path: Path) -> None:
@@ -335,8 +310,142 @@ def test_the_vectors_of_an_encoder_of_text_have_the_length_one(tmp_path: Path) -
     named = study_labels._vectors(Path(f"hf:{tmp_path / 'encoder'}"), ["no effusion", "heart"])
     assert np.array_equal(named, found), "a folder may be named as in a job, too"
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    (tmp_path / "empty").mkdir()
+    with refused("encoder", by=ConfigError):
+        study_labels._vectors(tmp_path / "empty", ["mass"])
 
 
-def test_a_folder_that_is_no_encoder_of_text(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json|encoder"):
-        study_labels._vectors(tmp_path, ["mass"])
+# `suture labels`
+
+HEADERS = {
+    "alpha": "Lung Opacity,Lung Lesion",
+    "beta": "Consolidation,Lesion of the Lung",
+    "gamma": "Lung Lesion",
+}
+BY = "--by", "M. Ruiz"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of three sites, whose tables alone are read."""
+    for site, header in HEADERS.items():
+        names = header.split(",")
+        rows = [["image", "patient", "split", *names], ["a.png", 1, "train", *(1 for _ in names)]]
+        write_table(tmp_path / site / "labels.csv", rows)
+        site_config(tmp_path / site, data={"dataset": "hospital", "root": ".", "table": "labels.csv"})
+    job = 'name = "x"\nrounds = 1\n[model]\nname = "cnn"\n[method]\nname = "partial"\n'
+    (tmp_path / "job.toml").write_text(job)
+    return tmp_path
+
+
+def labels(study: Path, *words: object) -> str:
+    return " ".join(suture("labels", study, *words).split())
+
+
+def test_lists_side_by_side_and_a_proposal_that_merges_nothing(study: Path) -> None:
+    said = labels(study)
+    assert "Lung Lesion x x 2" in said
+    assert "Lung Opacity: Consolidation, Lung Lesion" in said
+    assert "1.00 Lesion Of The Lung the same as Lung Lesion" in said
+    assert (
+        f"suture labels {shlex.quote(str(study))} --same 'Lesion Of The Lung=Lung Lesion' --by NAME" in said
+    )
+    assert not (study / "labels.toml").exists()
+    assert load_job(study).label_map == {}
+
+
+def test_a_decision_is_recorded_with_who_and_when_and_the_job_follows_it(study: Path) -> None:
+    said = labels(study, "--same", "lesion of the lung=Lung Lesion", *BY)
+    assert "Lung Lesion x x x 3" in said
+    assert "--same" not in labels(study), "nothing is left to decide"
+    text = (study / "labels.toml").read_text()
+    assert all(f in text for f in ('by = "M. Ruiz"', f"on = {datetime.date.today().isoformat()}"))
+    job = load_job(study)
+    assert (job.label_map, job.accept_labels) == ({"Lesion Of The Lung": "Lung Lesion"}, False)
+    own = study / "job.toml"
+    written = own.read_text()
+    own.write_text(written.replace("[method]", '[label_map]\n"Lesion Of The Lung" = "Spot"\n[method]'))
+    assert load_job(study).label_map == {"Lesion Of The Lung": "Spot"}, "what the job says itself goes first"
+    own.write_text(written)
+    labels(study, "--different", "Lesion of the Lung=Lung Lesion", *BY)
+    job = load_job(study)
+    assert (job.label_map, job.accept_labels) == ({}, ("Lesion Of The Lung",))
+    assert (study / "labels.toml").read_text().count("[[decisions]]") == 2, "both stay on record"
+
+
+def test_a_site_that_names_the_file_learns_a_child_of_its_own_classes(study: Path) -> None:
+    """The first decision makes the file, which a site may name already."""
+    table = study / "alpha" / "labels.csv"
+    table.write_text(table.read_text().replace("train,1,1", "train,,1"))
+    config = study / "alpha" / "suture.toml"
+    plain = config.read_text()
+    config.write_text(plain + 'atlas = "../labels.toml"\n')
+    labels(study, "--child", "Lung Lesion=Lung Opacity", *BY)
+    assert read_table(load_site_config(config).data).table.y.tolist() == [[1, 1]]
+    config.write_text(plain)
+    assert read_table(load_site_config(config).data).table.y.tolist()[0][0] != 1
+
+
+@pytest.mark.complete
+def test_a_site_gets_the_part_of_the_file_that_concerns_it(study: Path) -> None:
+    labels(study, "--same", "Lesion of the Lung=Lung Lesion", *BY)
+    labels(study, "--child", "Lung Lesion=Chest Finding", *BY)
+    file, written = study / "beta.toml", (study / "labels.toml").read_text()
+    labels(study, "--excerpt", f"beta={file}")
+    assert file.read_text() == '[parents]\n"Lesion Of The Lung" = [\n    "Chest Finding",\n]\n'
+    for there in (file, study / "labels.toml"):  # the decisions are not written over
+        with refused(there, by=ConfigError):
+            labels(study, "--excerpt", f"beta={there}")
+    assert (study / "labels.toml").read_text() == written
+    for wrong in ("betta=x", "beta", "beta="):
+        with refused("SITE=FILE", "beta", by=ConfigError):
+            labels(study, "--excerpt", wrong)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--same", "Lesion of the Lung=Lung Lesion"], "--by"),
+        (["--by", "M. Ruiz"], "--by"),
+        (["--same", "Mass", *BY], "--same 'Mass'"),
+        (["--child", "Consolidatoin=Lung Opacity", *BY], "'Consolidation'"),
+        (["--same", "Consolidation=", *BY], "--same Consolidation="),
+        (["--child", "Lung Lesion=lung lesion", *BY], "lung lesion"),
+        (["--same", "Lung Opacity=Lung Lesion", *BY], "alpha"),  # which has both
+    ],
+)
+def test_a_decision_that_is_none(study: Path, words: list[str], named: str) -> None:
+    with refused(named, by=ConfigError):
+        labels(study, *words)
+    assert not (study / "labels.toml").exists()
+
+
+@pytest.mark.complete
+def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
+    (study / "labels.toml").write_text('[parents]\n"A" = ["A"]\n')
+    for read in (labels, load_job, partial(suture, "check")):
+        with pytest.raises(SutureError):
+            read(study)
+    (study / "labels.toml").write_text('[parents]\nConsolidation = ["Lung Opacitty"]\n')
+    with refused("labels.toml", "'Lung Opacitty'", "'Lung Opacity'", by=ConfigError):
+        labels(study)
+    labels(study, "--different", "Lung Opacity=Lung Opacitty", *BY)
+    said = labels(study, "--child", "Consolidation=Lung Opacityy", *BY)
+    assert "'Lung Opacityy'" in said, "a name that nobody has is told"
+
+
+@pytest.mark.complete
+def test_the_check_follows_a_decision_that_two_names_are_one(
+    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike() -> bool:
+        exit_of(monkeypatch, "check", study)
+        said = " ".join("".join(capsys.readouterr()).split())
+        return "'Consolidation' (beta) and 'Consolidations' (alpha)" in said
+
+    for site, name in (("alpha", "Consolidations"), ("beta", "Consolidation")):
+        text = (study / site / "labels.csv").read_text()
+        (study / site / "labels.csv").write_text(text.replace(HEADERS[site].split(",")[0], name))
+    assert alike()
+    labels(study, "--same", "Consolidations=Consolidation", *BY)
+    assert not alike()

@@ -14,11 +14,12 @@ from PIL import Image
 
 from official import write_chexpert, write_ham10000, write_mimic, write_nih, write_openi
 from suture.core.errors import ConfigError, SutureError
-from suture.data.config import load_site_config, parse_data
+from suture.data.config import parse_data
 from suture.data.decoding import decode_image
 from suture.data.images import ImageSource
 from suture.data.readers import DATASETS, read_table
 from suture.testing import check_dataset
+from world import refused
 
 Values = dict[str, Any]
 
@@ -54,51 +55,33 @@ def documents(root: Path) -> Values:
     return {"table": table, "text_column": "text", "labels": ["Mass", "lump"]}
 
 
-def listed(root: Path) -> Values:
-    given = hospital(root)
-    return {"root": given["root"], "table": given["table"], "finding_column": "found"}
-
-
 def nih(root: Path) -> Values:
-    write_nih(root)
-    return {"root": root / "images", "table": root / "Data_Entry_2017.csv", "split": "patients"}
-
-
-def official_nih(root: Path) -> Values:
     names = [f"{i:08d}_000.png" for i in range(120)]
-    given = nih(root)
+    write_nih(root)
     for folder, cut in ((root, 90), (root / "other", 60)):
         lines(folder / "train_val_list.txt", *names[:cut])
         lines(folder / "test_list.txt", *names[cut:])
-    return given | {"split": "official"}
+    return {"root": root / "images", "table": root / "Data_Entry_2017.csv"}
 
 
 def chexpert(root: Path) -> Values:
     write_chexpert(root)
+    lines(root / "other" / "valid.csv", *(root / "valid.csv").read_text().splitlines()[:5])
     return {"root": root, "table": root / "train.csv"}
-
-
-def official_chexpert(root: Path) -> Values:
-    given = chexpert(root)
-    text = (root / "valid.csv").read_text().splitlines()
-    lines(root / "other" / "valid.csv", *text[:5])
-    return given | {"split": "official"}
 
 
 def mimic(root: Path) -> Values:
     write_mimic(root)
-    header, first, *rest = (root / "mimic-cxr-2.0.0-metadata.csv").read_text().splitlines()
-    lines(
-        root / "other" / "mimic-cxr-2.0.0-metadata.csv",
-        header,
-        first.replace("PA", "LATERAL"),
-        *rest,
-    )
+    name = "mimic-cxr-2.0.0-metadata.csv"
+    header, first, *rest = (root / name).read_text().splitlines()
+    lines(root / "other" / name, header, first.replace("PA", "LATERAL"), *rest)
     return {"root": root, "table": root / "mimic-cxr-2.0.0-chexpert.csv"}
 
 
-def cxr_lt(root: Path) -> Values:
-    return mimic(root) | {"table": root / "cxr-lt.csv", "split": "patients"}
+def mimic_reports(root: Path) -> Values:
+    for i in range(30):
+        lines(root / f"files/p10/p1{i:07d}/s5{i:07d}.txt", f"report {i}")
+    return mimic(root)
 
 
 def isic(root: Path) -> Values:
@@ -113,10 +96,6 @@ def isic(root: Path) -> Values:
     return {"root": root / "images", "table": table}
 
 
-def isic_images(root: Path) -> Values:
-    return isic(root) | {"split": "images"}
-
-
 def flamby(root: Path) -> Values:
     write_ham10000(root)
     table = lines(root / "list.csv", ",image_name,dx", *(f"{i},ISIC_{i:07d},{i % 8}" for i in range(140)))
@@ -124,10 +103,6 @@ def flamby(root: Path) -> Values:
         of_lesion = (f"ISIC_{i:07d},L{i % 8}-{i // 8 // of}" for i in range(140))
         lines(folder / "ISIC_2019_Training_Metadata.csv", "image,lesion_id", *of_lesion)
     return {"root": root / "images", "table": table, "split": "lesions"}
-
-
-def official_flamby(root: Path) -> Values:
-    return flamby(root) | {"split": "official"}
 
 
 def hyperkvasir(root: Path) -> Values:
@@ -138,10 +113,6 @@ def hyperkvasir(root: Path) -> Values:
         folds = (f"{n}.jpg;polyp;{(i + shift) % 5}" for i, n in enumerate(names))
         lines(folder / "5_fold_split.csv", "file-name;class-name;split-index", *folds)
     return {"root": root / "images", "table": table}
-
-
-def images_of_hyperkvasir(root: Path) -> Values:
-    return hyperkvasir(root) | {"split": "images"}
 
 
 def openi(root: Path) -> Values:
@@ -166,21 +137,6 @@ def eicu(root: Path) -> Values:
     rows = (f"{i},{('Sepsis', 'CHF')[i % 2]},P{i}" for i in stays)
     table = lines(root / "patient.csv", "patientunitstayid,apacheadmissiondx,uniquepid", *rows)
     return {"table": table, "labels": ["Sepsis", "CHF"]}
-
-
-def leaking_eicu(root: Path) -> Values:
-    return eicu(root) | {"leaking_text": True}
-
-
-def mimic_reports(root: Path) -> Values:
-    given = mimic(root)
-    for i in range(30):
-        lines(root / f"files/p10/p1{i:07d}/s5{i:07d}.txt", f"report {i}")
-    return given | {"split": "patients"}
-
-
-def reports_to_test(root: Path) -> Values:
-    return mimic_reports(root) | {"split": "test"}
 
 
 def mtsamples(root: Path) -> Values:
@@ -220,34 +176,45 @@ def fhir(root: Path) -> Values:
     return listed_images(root, "patient", "encounter") | {"observations": files} | codes
 
 
-CASES: dict[str, tuple[str, Callable[[Path], Values]]] = {
-    "hospital": ("hospital", hospital),
-    "hospital, drawn": ("hospital", lambda root: hospital(root) | {"split": "patients"}),
-    "hospital, texts": ("hospital", documents),
-    "hospital, findings": ("hospital", listed),
-    "omop": ("omop", omop),
-    "omop, drawn": ("omop", lambda root: omop(root) | {"split": "patients"}),
-    "omop, by person": ("omop", lambda root: omop(root) | {"link": "person"}),
-    "fhir": ("fhir", fhir),
-    "nih": ("nih", nih),
-    "nih, official": ("nih", official_nih),
-    "chexpert": ("chexpert", chexpert),
-    "chexpert, official": ("chexpert", official_chexpert),
-    "mimic": ("mimic", mimic),
-    "mimic, CXR-LT": ("mimic", cxr_lt),
-    "isic2018": ("isic2018", isic),
-    "isic2018, images": ("isic2018", isic_images),
-    "flamby_isic": ("flamby_isic", flamby),
-    "flamby_isic, official": ("flamby_isic", official_flamby),
-    "hyperkvasir": ("hyperkvasir", hyperkvasir),
-    "hyperkvasir, images": ("hyperkvasir", images_of_hyperkvasir),
-    "openi": ("openi", openi),
-    "eicu": ("eicu", eicu),
-    "eicu, leaking": ("eicu", leaking_eicu),
-    "mimic_reports": ("mimic_reports", mimic_reports),
-    "mimic_reports, test": ("mimic_reports", reports_to_test),
-    "mtsamples": ("mtsamples", mtsamples),
+CASES: dict[str, tuple[str, Callable[[Path], Values], Values]] = {
+    "hospital": ("hospital", hospital, {}),
+    "hospital, drawn": ("hospital", hospital, {"split": "patients"}),
+    "hospital, texts": ("hospital", documents, {}),
+    "hospital, findings": ("hospital", hospital, {"labels": None, "finding_column": "found"}),
+    "omop": ("omop", omop, {}),
+    "omop, drawn": ("omop", omop, {"split": "patients"}),
+    "omop, by person": ("omop", omop, {"link": "person"}),
+    "fhir": ("fhir", fhir, {}),
+    "nih": ("nih", nih, {"split": "patients"}),
+    "nih, official": ("nih", nih, {"split": "official"}),
+    "chexpert": ("chexpert", chexpert, {}),
+    "chexpert, official": ("chexpert", chexpert, {"split": "official"}),
+    "mimic": ("mimic", mimic, {}),
+    "mimic, CXR-LT": ("mimic", mimic, {"table": "cxr-lt.csv", "split": "patients"}),
+    "isic2018": ("isic2018", isic, {}),
+    "isic2018, images": ("isic2018", isic, {"split": "images"}),
+    "flamby_isic": ("flamby_isic", flamby, {"split": "lesions"}),
+    "flamby_isic, official": ("flamby_isic", flamby, {"split": "official"}),
+    "hyperkvasir": ("hyperkvasir", hyperkvasir, {}),
+    "hyperkvasir, images": ("hyperkvasir", hyperkvasir, {"split": "images"}),
+    "openi": ("openi", openi, {}),
+    "eicu": ("eicu", eicu, {}),
+    "eicu, leaking": ("eicu", eicu, {"leaking_text": True}),
+    "mimic_reports": ("mimic_reports", mimic_reports, {"split": "patients"}),
+    "mimic_reports, test": ("mimic_reports", mimic_reports, {"split": "test"}),
+    "mtsamples": ("mtsamples", mtsamples, {}),
 }
+"""The data set, what writes its data and returns its keys, and other keys."""
+
+
+def given(case: str, root: Path) -> Values:
+    """Write the data of a case; its keys."""
+    _, write, more = CASES[case]
+    values = write(root) | more
+    if "table" in more:
+        values["table"] = root / more["table"]
+    return {name: value for name, value in values.items() if value is not None}
+
 
 OTHER: Values = {
     "root": "elsewhere",
@@ -307,7 +274,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     def written(case: str) -> tuple[Path, Values]:
         root = tmp_path_factory.mktemp("case") / "data"
         root.mkdir()
-        return root, CASES[case][1](root)
+        return root, given(case, root)
 
     return written
 
@@ -379,90 +346,71 @@ def first_outcome(text: str) -> Any:
     ("case", "key"),
     [
         (case, key)
-        for case, (word, _) in CASES.items()
+        for case, (word, *_) in CASES.items()
         for key in DATASETS[word].config.model_fields
         if key not in ELSEWHERE
     ],
 )
 def test_a_key_changes_something_or_is_refused(case: str, key: str, written: Any, tmp_path: Path) -> None:
-    word, write = CASES[case]
+    word = CASES[case][0]
     if key in SPOILED:
         root = tmp_path / "data"
         root.mkdir()
-        own = write(root)
+        own = given(case, root)
         spoiled(root, own, key)
     else:
         root, own = written(case)
-    given = {"dataset": word, **own}
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    values = {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+    values["dataset"] = word
     if key == "synonyms" and word != "hospital":
-        given.pop("labels", None)
+        values.pop("labels", None)
     if key == "text_column":
-        given.pop("root", None)  # which is for images
-    before = outcome(given) if key in SPOILED else first_outcome(json.dumps(given))
+        values.pop("root", None)  # which is for images
+    before = outcome(values) if key in SPOILED else first_outcome(json.dumps(values))
     if key == "labels":
         assert not isinstance(before, str), before
         value: Any = [before[0].names[-1]] if len(before[0]) > 1 else ["Mass"]
     elif key == "split":
         words = DATASETS[word].config.model_fields["split"].annotation.__args__  # type: ignore[union-attr]
-        value = next(one for one in words if one != given.get("split", words[0]))
+        value = next(one for one in words if one != values.get("split", words[0]))
     else:
         value = OTHER[key]
         assert key in OTHER, f"add another value of the new key {key!r}"
     if value in ("other", "elsewhere", "elsewhere.csv"):
         value = str(root / value)
-    if given.get(key) == value:
+    if values.get(key) == value:
         value = {"text_column": None, "finding_column": None, "leaking_text": False, "link": "visit"}[key]
-    after = outcome(given | {key: value})
+    after = outcome(values | {key: value})
     if isinstance(after, str) and "has no effect" in after:
         assert f"[data] {key} has no effect " in after
     else:
         assert after != before, f"{key} = {value!r} is passed over"
 
 
-def test_every_data_set_is_tried() -> None:
-    assert {word for word, _ in CASES.values()} == set(DATASETS)
-
-
 @pytest.mark.parametrize(
-    ("case", "more", "says"),
+    ("case", "more", "named"),
     [
-        ("hospital", {"finding_separator": ";"}, "finding_separator has no effect without finding_column"),
-        ("hospital", {"seed": 2}, 'seed has no effect with split = "column"; remove it, or write split'),
-        ("hospital", {"split_file": "a.csv"}, 'split_file has no effect with split = "column"'),
-        ("hospital, findings", {"values": {"y": 1}}, "values has no effect with finding_column"),
-        ("hospital, texts", {"color": True}, "color has no effect for texts; remove it"),
-        ("hospital, texts", {"image_match": "stem"}, "image_match has no effect for texts"),
-        (
-            "hospital",
-            {"uncertain": "zeros"},
-            'uncertain has no effect for dataset = "hospital"; write values',
-        ),
-        ("eicu", {"partial": True}, "partial has no effect for texts"),
-        ("nih", {"lists": "other"}, 'lists has no effect with split = "patients"'),
-        ("nih", {"synonyms": {"a": "Mass"}}, "synonyms has no effect without labels"),
-        ("mimic", {"seed": 2}, 'seed has no effect with split = "test"'),
+        ("hospital", {"finding_separator": ";"}, ["finding_separator", "finding_column"]),
+        ("hospital", {"seed": 2}, ["seed", 'split = "column"']),
+        ("hospital, findings", {"values": {"y": 1}}, ["values", "finding_column"]),
+        ("hospital, texts", {"color": True}, ["color"]),
+        ("nih", {"lists": "other"}, ["lists", 'split = "patients"']),
+        ("nih", {"synonyms": {"a": "Mass"}}, ["synonyms", "labels"]),
     ],
 )
-def test_what_is_refused_says_the_remedy(case: str, more: Values, says: str, tmp_path: Path) -> None:
-    word, write = CASES[case]
-    given = {"dataset": word, **write(tmp_path), **more}
-    with pytest.raises(ConfigError) as caught:
-        parse_data(given, "suture.toml")
-    assert f"suture.toml: [data] {says}" in str(caught.value)
+def test_a_key_without_effect_is_refused(case: str, more: Values, named: list[str], tmp_path: Path) -> None:
+    with refused("suture.toml: [data]", *named, by=ConfigError):
+        parse_data({"dataset": CASES[case][0], **given(case, tmp_path), **more}, "suture.toml")
 
 
 def test_a_default_that_is_written_out_is_no_fault(tmp_path: Path) -> None:
     """Sites of a simulation are written with every key."""
-    given = hospital(tmp_path)
-    toml = f'[data]\ndataset = "hospital"\nroot = "{given["root"]}"\ntable = "{given["table"]}"\n'
-    more = 'seed = 1337\nfinding_separator = "|"\nsynonyms = {}\nvalues = {}\n'
-    lines(tmp_path / "suture.toml", toml + more)
-    assert load_site_config(tmp_path / "suture.toml").data.seed == 1337
+    values = hospital(tmp_path) | {"dataset": "hospital", "seed": 1337, "finding_separator": "|"}
+    assert parse_data(values | {"synonyms": {}, "values": {}}, "test").seed == 1337
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_reader_conforms(case: str, written: Callable[[str], tuple[Path, Values]]) -> None:
-    _, given = written(case)
-    config = parse_data({"dataset": CASES[case][0], **given}, "test")
+    assert {word for word, *_ in CASES.values()} == set(DATASETS)
+    config = parse_data({"dataset": CASES[case][0], **written(case)[1]}, "test")
     check_dataset(DATASETS[config.dataset], config.model_dump(exclude_defaults=True))

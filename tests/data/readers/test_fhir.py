@@ -18,6 +18,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.data.config import parse_data
 from suture.data.readers import read_table
 from suture.data.reading import Reading
+from world import refused
 
 NAN = np.nan
 SCT, LOINC, V2 = "http://snomed.info/sct", "http://loinc.org", "http://terminology.hl7.org/CodeSystem/v2-0136"
@@ -51,13 +52,9 @@ def observation(
 OBSERVATIONS = [
     observation("Patient/101", "Encounter/301", valueBoolean=True),
     observation(
-        "Patient/101",
-        "https://host/fhir/Encounter/302/_history/2",
-        valueCodeableConcept=coded(LOINC, "LA32-8"),
+        "Patient/101", "http://h/Encounter/302/_history/2", valueCodeableConcept=coded(LOINC, "LA32-8")
     ),
-    observation(
-        "https://host/fhir/Patient/102", when="2024-03-05", valueCodeableConcept=coded(SCT, "373067005")
-    ),
+    observation("https://h/Patient/102", when="2024-03-05", valueCodeableConcept=coded(SCT, "373067005")),
     observation("Patient/103", "Encounter/304", code="E", valueCodeableConcept=coded(V2, "Y")),
     observation("Patient/101", "Encounter/301", code="other", valueString="of no class"),
 ]
@@ -101,7 +98,7 @@ def test_yes_is_1_no_is_0_and_no_observation_is_unknown(site: dict[str, Any]) ->
     assert reading.table.split == ("train", "train", "validation", "test")
     np.testing.assert_array_equal(reading.table.y, BY_HAND)
     assert not reading.faults
-    assert reading.notes == (f"4 of 4 answers belong to an image of {site['table']}",)
+    assert "4 of 4" in reading.notes[0]
 
 
 def test_a_bundle_and_several_files_hold_the_same(site: dict[str, Any], tmp_path: Path) -> None:
@@ -110,9 +107,14 @@ def test_a_bundle_and_several_files_hold_the_same(site: dict[str, Any], tmp_path
     (tmp_path / "b.json").write_text(json.dumps(bundle))
     lines = "\n\n".join(map(json.dumps, OBSERVATIONS[2:]))
     (tmp_path / "c.ndjson.gz").write_bytes(gzip.compress(lines.encode()))
-    reading = read(site, observations=[tmp_path / "c.ndjson.gz", tmp_path / "b.json"])
-    np.testing.assert_array_equal(reading.table.y, BY_HAND)
-    assert not reading.faults
+    several = [tmp_path / "c.ndjson.gz", tmp_path / "b.json"]
+    for observations in (several, str(site["observations"][0])):  # one file needs no list
+        reading = read(site, observations=observations)
+        np.testing.assert_array_equal(reading.table.y, BY_HAND)
+        assert not reading.faults
+
+
+ABSENT = coded("http://terminology.hl7.org/CodeSystem/data-absent-reason", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -125,52 +127,38 @@ def test_a_bundle_and_several_files_hold_the_same(site: dict[str, Any], tmp_path
         ({"valueCodeableConcept": coded(LOINC, "LA33-6")}, 1),
         ({"valueCodeableConcept": coded(LOINC, "LA32-8")}, 0),
         ({"valueCodeableConcept": coded(V2, "Y")}, 1),
-        ({"valueCodeableConcept": coded(V2, "N")}, 0),
         ({"valueCodeableConcept": {"coding": [{"code": "local"}, *coded(V2, "N")["coding"]]}}, 0),
-        (
-            {
-                "dataAbsentReason": coded(
-                    "http://terminology.hl7.org/CodeSystem/data-absent-reason", "unknown"
-                )
-            },
-            NAN,
-        ),
+        ({"dataAbsentReason": ABSENT}, NAN),
         ({"valueBoolean": True, "status": "amended"}, 1),
         ({"valueBoolean": True, "status": "corrected"}, 1),
+        # What is not final or withdrawn, or about another than its patient, is no answer.
+        *(({"valueBoolean": True, "status": word}, NAN) for word in ("registered", "cancelled", "unknown")),
+        ({"valueBoolean": True, "focus": [{"reference": "RelatedPerson/9"}]}, NAN),
     ],
 )
 def test_each_value_by_hand(site: dict[str, Any], value: dict[str, Any], label: float) -> None:
     reading = also(site, observation("Patient/103", "Encounter/304", **value))
     assert not reading.faults
     np.testing.assert_array_equal(reading.table.y[:, 0], [1, 0, 0, label])
+    skipped = value.get("status", "final") in ("registered", "cancelled", "unknown") or "focus" in value
+    assert any("line 6" in note for note in reading.notes) == skipped
 
 
-@pytest.mark.parametrize("status", ["registered", "preliminary", "cancelled", "entered-in-error", "unknown"])
-def test_what_is_not_final_or_withdrawn_is_no_answer(site: dict[str, Any], status: str) -> None:
-    one = observation("Patient/103", "Encounter/304", valueBoolean=False, status=status)
-    reading = also(site, one, one)
-    np.testing.assert_array_equal(reading.table.y, BY_HAND)
-    assert not reading.faults
-    assert f"{site['observations'][0]} lines 6, 7: status {status}; skipped" in reading.notes
-    write(site["observations"][0], [one])
-    assert "no answer has the code 'http://x|M' of 'Mass'" in read(site).faults[0]
-
-
-def test_an_observation_about_another_than_its_patient_is_not_read(site: dict[str, Any]) -> None:
-    of_another = {"focus": [{"reference": "RelatedPerson/9"}], "valueBoolean": True}
-    reading = also(site, observation("Patient/103", "Encounter/304", **of_another))
-    np.testing.assert_array_equal(reading.table.y, BY_HAND)
-    assert any("line 6: about its focus" in note for note in reading.notes)
+def test_a_class_whose_answers_are_all_withdrawn_is_not_annotated(site: dict[str, Any]) -> None:
+    write(
+        site["observations"][0], [observation("Patient/103", valueBoolean=False, status="entered-in-error")]
+    )
+    assert "'http://x|M' of 'Mass'" in read(site).faults[0]
 
 
 @pytest.mark.parametrize(
-    "reference", ["Group/103", "Device/103", "#103", "Patient/104", "urn:uuid:103", "Patient?identifier=103"]
+    "reference", ["Group/103", "#103", "Patient/104", "urn:uuid:103", "Patient?identifier=103"]
 )
 def test_a_reference_to_anything_else_belongs_to_no_image(site: dict[str, Any], reference: str) -> None:
     reading = also(site, observation(reference, "Encounter/304", "2024-03-05", valueBoolean=True))
     np.testing.assert_array_equal(reading.table.y, BY_HAND)
     assert not reading.faults
-    assert reading.notes[-1].startswith("4 of 5 answers belong")
+    assert "4 of 5" in reading.notes[-1]
 
 
 def test_identifiers_with_a_slash_are_not_mixed_up(site: dict[str, Any]) -> None:
@@ -179,7 +167,7 @@ def test_identifiers_with_a_slash_are_not_mixed_up(site: dict[str, Any]) -> None
     reading = read(site, classes={"Mass": "M"})
     assert reading.table.patients == ("2023/17", "2024/17")
     assert np.isnan(reading.table.y).all()
-    assert "0 of 1 answer belong to an image" in reading.faults[0]
+    assert "0 of 1" in reading.faults[0]
 
 
 @pytest.mark.parametrize(
@@ -199,38 +187,29 @@ def test_the_day_is_as_it_is_written(site: dict[str, Any], when: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "named"),
     [
         ({}, 'values = { "" = "unknown" }'),
+        ({"valueCodeableConcept": coded("http://x", "maybe")}, 'values = { "http://x|maybe" = "?" }'),
+        ({"valueCodeableConcept": {"text": "yes"}}, "valueCodeableConcept"),
+        ({"valueString": "yes"}, "valueString"),
+        ({"valueBoolean": True, "dataAbsentReason": {"text": "x"}}, "valueBoolean and a dataAbsentReason"),
+        ({"valueCodeableConcept": {"coding": coded(V2, "Y")["coding"] + coded(V2, "N")["coding"]}}, "codes"),
+        ({"status": "done", "valueBoolean": True}, "'done'"),
         (
-            {"valueCodeableConcept": coded("http://x", "maybe")},
-            'values = { "http://x|maybe" = "?" }',
+            {"modifierExtension": [{"url": "x", "valueBoolean": True}], "valueBoolean": True},
+            "modifier",
         ),
-        ({"valueCodeableConcept": {"text": "yes"}}, "a valueCodeableConcept without a code of yes or no"),
-        ({"valueString": "yes"}, "a valueString without a code of yes or no; remove the Observation"),
-        ({"valueBoolean": True, "dataAbsentReason": {"text": "x"}}, "a valueBoolean and a dataAbsentReason"),
-        (
-            {"valueCodeableConcept": {"coding": [*coded(V2, "Y")["coding"], *coded(V2, "N")["coding"]]}},
-            "a value whose codes contradict each other; correct it",
-        ),
-        ({"status": "done", "valueBoolean": True}, "unknown status 'done'; correct it"),
-        (
-            {"modifierExtension": [{"url": "http://x", "valueBoolean": True}], "valueBoolean": True},
-            "a modifierExtension may change its meaning",
-        ),
-        (
-            {"effectiveDateTime": "5.3.2024", "valueBoolean": True},
-            "a valid Observation of FHIR R4B (at effectiveDateTime); correct it",
-        ),
-        ({"valueBoolean": True, "valueString": "x"}, "a valid Observation of FHIR R4B (at several values)"),
-        ({"valueBoolean": True, "nonsense": "x"}, "a valid Observation of FHIR R4B (at nonsense)"),
+        ({"effectiveDateTime": "5.3.2024", "valueBoolean": True}, "(at effectiveDateTime)"),
+        ({"valueBoolean": True, "valueString": "x"}, "(at several values)"),
+        ({"valueBoolean": True, "nonsense": "x"}, "(at nonsense)"),
     ],
 )
-def test_a_fault_names_its_line_and_no_patient(site: dict[str, Any], more: dict[str, Any], says: str) -> None:
+def test_a_fault_names_its_line_and_nobody(site: dict[str, Any], more: dict[str, Any], named: str) -> None:
     reading = also(site, observation("Patient/103", "Encounter/304", **more))
     (fault,) = reading.faults
     assert fault.startswith(f"{site['observations'][0]} line 6: ")
-    assert says in fault
+    assert named in fault
     assert not any(word in fault.replace(str(site["root"]), "") for word in ("103", "304", "5.3.2024"))
     np.testing.assert_array_equal(reading.table.y, BY_HAND)
 
@@ -238,8 +217,7 @@ def test_a_fault_names_its_line_and_no_patient(site: dict[str, Any], more: dict[
 def test_the_site_says_what_other_values_mean(site: dict[str, Any]) -> None:
     detected = observation("Patient/103", "Encounter/304", valueCodeableConcept=coded(SCT, "260373001"))
     bare = observation("Patient/102", when="2024-03-05", code="E")
-    write(site["observations"][0], [*OBSERVATIONS, detected, bare])
-    assert len(read(site).faults) == 2
+    assert len(also(site, detected, bare).faults) == 2
     reading = read(site, values={f"{SCT}|260373001": 1, "": 0})
     assert not reading.faults
     np.testing.assert_array_equal(reading.table.y, [[1, NAN], [0, NAN], [0, 0], [1, 1]])
@@ -248,13 +226,11 @@ def test_the_site_says_what_other_values_mean(site: dict[str, Any]) -> None:
 def test_contradictions_name_their_lines(site: dict[str, Any]) -> None:
     (fault,) = also(site, observation("Patient/101", "Encounter/301", valueBoolean=False)).faults
     path = site["observations"][0]
-    assert fault == (
-        f"{site['table']} row 2: class 'Mass' is both present and absent in {path} line 1 and {path} "
-        "line 6; correct one of each pair"
-    )
+    assert f"{site['table']} row 2: class 'Mass' is both present and absent in" in fault
+    assert f"{path} line 1 and {path} line 6" in fault
 
 
-@pytest.mark.parametrize("line", ["[1", "[]", "7", '{"resourceType": NaN', "[" * 100_000])
+@pytest.mark.parametrize("line", ["[1", "[]", '{"resourceType": NaN', "[" * 100_000])
 def test_a_line_that_is_no_resource_is_a_fault(site: dict[str, Any], line: str) -> None:
     path = site["observations"][0]
     path.write_text(path.read_text() + line + "\n")
@@ -264,38 +240,33 @@ def test_a_line_that_is_no_resource_is_a_fault(site: dict[str, Any], line: str) 
     np.testing.assert_array_equal(reading.table.y, BY_HAND)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"resourceType": "Patient"}', '{"resourceType":"Bundle","entry":3}']
-)
-def test_a_file_that_is_no_bundle_is_refused(site: dict[str, Any], text: str, tmp_path: Path) -> None:
-    (tmp_path / "b.json").write_text(text)
-    with pytest.raises(DataError, match=r"b\.json .*Bundle.*\.ndjson"):
-        read(site, observations=[tmp_path / "b.json"])
+def test_a_file_that_is_no_bundle_and_a_missing_package_are_refused(
+    site: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("", "[]", '{"resourceType": "Patient"}', '{"resourceType":"Bundle","entry":3}'):
+        (tmp_path / "b.json").write_text(text)
+        with refused("b.json", "Bundle", by=DataError):
+            read(site, observations=[tmp_path / "b.json"])
     for name in ("absent.json", "absent.ndjson"):
-        with pytest.raises(DataError, match=rf"{name} cannot be read"):
+        with refused(name, by=DataError):
             read(site, observations=[tmp_path / name])
-
-
-def test_a_missing_package_is_one_line(site: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fhir.resources.R4B.observation", None)
-    with pytest.raises(DataError, match=r'FHIR needs another package: pip install "suture\[fhir\]"'):
+    with refused("suture[fhir]", by=DataError):
         read(site)
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "named"),
     [
-        ({"observations": []}, r"\[data\] observations"),
-        ({"classes": {"Mass": ""}}, r"\[data\] classes\.Mass = ''"),
-        ({"classes": {"Mass": "a|b|c"}}, r"\[data\] classes\.Mass = 'a\|b\|c'"),
+        ({"observations": []}, "[data] observations"),
+        ({"classes": {"Mass": ""}}, "[data] classes.Mass = ''"),
+        ({"classes": {"Mass": "a|b|c"}}, "[data] classes.Mass = 'a|b|c'"),
         ({"classes": {"Mass": "E", "Edema": "E"}}, "two classes"),
-        ({"measurements": "m.csv"}, "is a key of dataset 'omop', not of 'fhir'"),
+        ({"measurements": "m.csv"}, "'omop'"),
     ],
 )
-def test_a_wrong_key_is_one_clear_error_of_fhir(
-    site: dict[str, Any], more: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_wrong_key_is_refused(site: dict[str, Any], more: dict[str, Any], named: str) -> None:
+    with refused(named, by=ConfigError):
         read(site, **more)
 
 
@@ -314,9 +285,3 @@ def test_an_observation_of_anything_is_read_or_a_fault(site: dict[str, Any], cha
     """Whatever its elements are, nothing else ends the reading, and no other image gets another label."""
     reading = also(site, observation("Patient/103", "Encounter/304", valueBoolean=False) | changes)
     np.testing.assert_array_equal(reading.table.y[:3], BY_HAND[:3])
-
-
-def test_one_file_needs_no_list(site: dict[str, Any]) -> None:
-    assert np.array_equal(
-        read(site, observations=str(site["observations"][0])).table.y, read(site).table.y, True
-    )

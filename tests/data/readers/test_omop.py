@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from suture.data import workbooks
 from suture.data.config import parse_data
 from suture.data.readers import load_table, read_table
 from suture.data.reading import Reading
+from world import refused
 
 NAN = np.nan
 
@@ -39,6 +39,8 @@ value_as_concept_id,visit_occurrence_id
 1,103,22,2023-12-31,,4188539.0,304.0
 2,101,22,2024-03-01,,4188540.0,
 """
+
+BY_HAND = [[1, 0], [0, NAN], [0, NAN], [NAN, 1]]
 
 
 @pytest.fixture
@@ -73,28 +75,19 @@ def test_yes_is_1_no_is_0_and_no_row_is_unknown(given: dict[str, Any]) -> None:
     assert table.images == ("a.png", "b.png", "c.png", "d.png")
     assert table.patients == ("101", "101", "102", "103")
     assert table.split == ("train", "train", "validation", "test")
-    np.testing.assert_array_equal(table.y, [[1, 0], [0, NAN], [0, NAN], [NAN, 1]])
+    np.testing.assert_array_equal(table.y, BY_HAND)
     assert not reading.faults
-    assert reading.notes == (f"5 of 6 answers belong to an image of {given['table']}",)
+    assert len(reading.notes) == 1
+    assert "5 of 6" in reading.notes[0]
 
 
 def test_one_table_is_enough_and_labels_choose(given: dict[str, Any]) -> None:
     del given["observations"]
     np.testing.assert_array_equal(read(given, classes={"Mass": 11}).table.y[:, 0], [1, 0, 0, NAN])
-    assert load_table(
-        parse_data(
-            given
-            | {
-                "classes": {"lump": 11, "Edema": 99},
-                "labels": ["lump"],
-                "values": {"": "unknown"},
-                "synonyms": {},
-            },
-            "x",
-        )
-    ).labels.names == ("Lump",)
+    chosen = {"classes": {"lump": 11, "Edema": 99}, "labels": ["lump"], "values": {"": "unknown"}}
+    assert load_table(parse_data(given | chosen, "x")).labels.names == ("Lump",)
     del given["measurements"]
-    with pytest.raises(ConfigError, match=r"suture\.toml: \[data\] measurements or observations is missing"):
+    with refused("suture.toml", "[data] measurements", "observations", by=ConfigError):
         read(given)
 
 
@@ -102,77 +95,47 @@ def test_other_values_need_a_meaning(given: dict[str, Any]) -> None:
     change(given["measurements"], "4188540,302", "45878583,302")
     change(given["measurements"], "4188540,399", ",399")
     reading = read(given)
-    for fault, row, value in zip(reading.faults, (3, 4), ("45878583", ""), strict=True):
-        assert fault.startswith(f"{given['measurements']} row {row}: class 'Mass'")
-        assert fault.endswith(f'values = {{ "{value}" = "{"?" if value else "unknown"}" }}')
+    for fault, row, line in zip(
+        reading.faults, (3, 4), ('{ "45878583" = "?" }', '{ "" = "unknown" }'), strict=True
+    ):
+        assert f"{given['measurements']} row {row}: class 'Mass'" in fault
+        assert fault.endswith(f"values = {line}")
     np.testing.assert_array_equal(reading.table.y[:, 0], [1, NAN, NAN, NAN])
     reading = read(given, values={"45878583": 0, "": "unknown"})
     assert not reading.faults
     np.testing.assert_array_equal(reading.table.y[:, 0], [1, 0, NAN, NAN])
 
 
-def test_tables_that_contradict_each_other(given: dict[str, Any]) -> None:
-    given["observations"].write_text(OBSERVATION + "3,101,11,2024-03-01,,4188540,301\n")
-    (fault,) = read(given).faults
-    assert fault == (
-        f"{given['table']} row 2: class 'Mass' is both present and absent in {given['measurements']} "
-        f"row 2 and {given['observations']} row 4; correct one of each pair"
-    )
-    with pytest.raises(DataError, match="class 'Mass' is both present and absent"):
-        load_table(parse_data(given, "suture.toml"))
-
-
-def test_a_concept_without_a_row_is_named(given: dict[str, Any]) -> None:
-    (fault,) = read(given, classes={"Mass": 11, "Hernia": 33}).faults
-    assert "no answer has the code 33 of 'Hernia'" in fault
-
-
-def test_a_wrong_date_names_its_row(given: dict[str, Any]) -> None:
-    change(given["measurements"], "2024-03-05,,4188540", "5.3.2024,,4188540")
-    reading = read(given)
-    assert reading.faults == (
-        f"{given['measurements']} row 4: column 'measurement_date': not a date such as 2024-03-01",
-    )
-    assert np.isnan(reading.table.y[2, 0])
-
-
-def test_no_message_names_a_person_visit_or_date(given: dict[str, Any]) -> None:
-    change(given["measurements"], "4188540,302", "5,302")
-    change(given["measurements"], "2024-03-05,,4188540", "99.88.7777,,4188540")
-    change(given["table"], "2024-03-08", "88.77.6666")
-    change(given["table"], "b.png,101,302,88.77.6666,train", "b.png,101,302,88.77.6666,test")
+def test_every_fault_names_its_row_and_no_person_visit_or_date(given: dict[str, Any]) -> None:
+    measurements = given["measurements"]
+    change(measurements, "4188540,302", "Doe John,302")  # no concept
+    change(measurements, "2024-03-05,,4188540", "99.88.7777,,4188540")
+    change(given["table"], "b.png,101,302,2024-03-08,train", "b.png,101,302,88.77.6666,test")
     given["observations"].write_text(OBSERVATION + "3,101,22,2024-03-01,,4188539,301\n")
-    reading = read(given)
-    assert len(reading.faults) == 5
+    reading = read(given, classes=given["classes"] | {"Hernia": 33})
+    for named in (
+        f"{measurements} row 3: class 'Mass'",
+        f"{measurements} row 4: column 'measurement_date'",
+        f"{given['table']} row 3: column 'date'",
+        f"{given['table']} rows 2, 3: 1 patient in two splits",
+        f"{given['table']} row 2: class 'Pleural Effusion' is both present and absent in",
+        f"{given['observations']} row 3 and {given['observations']} row 4",
+        "the code 33 of 'Hernia'",
+    ):
+        assert any(named in fault for fault in reading.faults), named
+    assert len(reading.faults) == 6
     said = " ".join((*reading.faults, *reading.notes)).replace(str(given["root"]), "")
-    for secret in ("101", "102", "103", "301", "302", "304", "2024-03-08", "99.88", "88.77"):
+    for secret in ("101", "102", "103", "301", "302", "304", "2024-03-08", "99.88", "88.77", "Doe"):
         assert secret not in said
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("kind", ["parquet", "xlsx", "csv.gz"])
-def test_other_files_of_the_same_rows(given: dict[str, Any], kind: str, tmp_path: Path) -> None:
-    for key in ("measurements", "observations"):
-        frame = pd.read_csv(given[key])
-        path = given[key].with_suffix(f".{kind}")
-        if kind == "parquet":
-            frame["raw"] = [b"not read"] * len(frame)
-            frame.to_parquet(path)
-        elif kind == "xlsx":
-            frame.to_excel(path, index=False)
-        else:
-            path.write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
-        given[key].unlink()
-        given[key] = path
-    reading = read(given)
-    np.testing.assert_array_equal(reading.table.y, [[1, 0], [0, NAN], [0, NAN], [NAN, 1]])
-    assert not reading.faults
+    assert np.isnan(reading.table.y[2, 0])
+    with refused("row 3", "4 more", by=DataError):
+        load_table(parse_data(given, "suture.toml"))
 
 
 def test_a_parquet_may_have_more_rows_than_are_held(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suture.data.workbooks.MOST_CELLS", 20)
+    monkeypatch.setattr(workbooks, "MOST_CELLS", 20)
     monkeypatch.setattr(
         "suture.data.reading.workbook_rows", lambda path, only: workbooks.decode(path, only, path)
     )
@@ -180,49 +143,52 @@ def test_a_parquet_may_have_more_rows_than_are_held(
         pd.read_csv(given[key]).to_parquet(given[key].with_suffix(".parquet"))
         given[key] = given[key].with_suffix(".parquet")
     assert read(given).table.y[0, 0] == 1
-    monkeypatch.setattr("suture.data.workbooks.MOST_TEXT", 20)
-    with pytest.raises(DataError, match=r"measurement\.parquet has 5 rows of .* leave out columns or rows"):
+    monkeypatch.setattr(workbooks, "MOST_TEXT", 20)
+    with refused("measurement.parquet", "5 rows", by=DataError):
         read(given)
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "says"),
+    ("more", "error", "named"),
     [
-        ({"classes": {}}, ConfigError, r"\[data\] classes = \{\}"),
-        ({"classes": {"Mass": "eleven"}}, ConfigError, r"\[data\] classes\.Mass = 'eleven'"),
-        ({"classes": {"Mass": 0}}, ConfigError, r"\[data\] classes\.Mass = 0: .*at least 1"),
-        ({"classes": {"Mass": 11, "Edema": 11}}, ConfigError, "two classes"),
-        ({"classes": {"Effusion": 11, "Pleural Effusion": 22}}, LabelError, "both mean 'Pleural Effusion'"),
-        ({"values": {"yes": 1}}, ConfigError, r"\[data\] values\.yes"),
-        ({"values": {"5": 2}}, ConfigError, r"\[data\] values\.5 = 2"),
-        ({"labels": ["Maas"]}, ConfigError, r"labels entry 'Maas'; did you mean 'Mass'\?"),
-        ({"text_column": "report"}, ConfigError, "is a key of dataset 'hospital', not of 'omop'"),
-        ({"patient_column": "patient"}, DataError, r"no column 'patient'.*\[data\] patient_column"),
-        ({"split_column": "fold"}, DataError, 'or split = "patients"'),
+        ({"classes": {}}, ConfigError, ["[data] classes"]),
+        ({"classes": {"Mass": "eleven"}}, ConfigError, ["[data] classes.Mass = 'eleven'"]),
+        ({"classes": {"Mass": 0}}, ConfigError, ["[data] classes.Mass = 0"]),
+        ({"classes": {"Mass": 11, "Edema": 11}}, ConfigError, ["two classes"]),
+        ({"classes": {"Effusion": 11, "Pleural Effusion": 22}}, LabelError, ["'Pleural Effusion'"]),
+        ({"values": {"yes": 1}}, ConfigError, ["[data] values.yes"]),
+        ({"values": {"5": 2}}, ConfigError, ["[data] values.5 = 2"]),
+        ({"labels": ["Maas"]}, ConfigError, ["'Maas'", "'Mass'"]),
+        ({"text_column": "report"}, ConfigError, ["text_column", "'hospital'", "'omop'"]),
+        ({"patient_column": "patient"}, DataError, ["'patient'", "[data] patient_column"]),
+        ({"split_column": "fold"}, DataError, ["'fold'", 'split = "patients"']),
+        ({"observations": Path("absent.csv")}, DataError, ["absent.csv"]),
     ],
 )
-def test_a_wrong_key_is_one_clear_error(
-    given: dict[str, Any], more: dict[str, Any], error: type[Exception], says: str
+def test_a_wrong_key_is_refused(
+    given: dict[str, Any], more: dict[str, Any], error: type[Exception], named: list[str]
 ) -> None:
-    with pytest.raises(error, match=says):
+    with refused(*named, by=error):
         read(given, **more)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("content", "named"),
     [
         (
-            "value_as_concept_id",
-            "value",
-            r"no column 'value_as_concept_id'; .*\[data\] measurements names it",
+            MEASUREMENT.replace("value_as_concept_id", "value"),
+            ["'value_as_concept_id'", "[data] measurements"],
         ),
-        ("person_id", "PERSON_ID", r"no column 'person_id'; did you mean 'PERSON_ID'\?"),
-        ("1,101,11", "1,1,101,11", "row 2 has 9 cells where the header has 8"),
+        (MEASUREMENT.replace("person_id", "PERSON_ID"), ["'person_id'", "'PERSON_ID'"]),
+        (MEASUREMENT.replace("1,101,11", "1,1,101,11", 1), ["row 2", "9 cells", "8"]),
+        ("", ["'person_id', 'visit_occurrence_id', "]),
+        ("\n\r\n", ["empty"]),
+        ("person_id,\udce4\n", ["UTF-8"]),
     ],
 )
-def test_a_table_of_another_form_is_refused(given: dict[str, Any], old: str, new: str, says: str) -> None:
-    change(given["measurements"], old, new)
-    with pytest.raises(DataError, match=rf"measurement\.csv.*{says}"):
+def test_a_table_of_another_form_is_refused(given: dict[str, Any], content: str, named: list[str]) -> None:
+    given["measurements"].write_bytes(content.encode(errors="surrogateescape"))
+    with refused("measurement.csv", *named, by=DataError):
         read(given)
 
 
@@ -233,30 +199,4 @@ def test_a_number_with_leading_zeros_is_the_same_person(given: dict[str, Any]) -
     assert reading.table.patients == ("101", "101", "102", "103")
     np.testing.assert_array_equal(reading.table.y[:, 0], [1, 0, 0, NAN])
     (fault,) = reading.faults
-    assert "1 patient in two splits" in fault
-
-
-def test_what_is_no_concept_is_not_shown(given: dict[str, Any]) -> None:
-    change(given["measurements"], "4188540,302", "Doe John,302")
-    (fault,) = read(given).faults
-    assert fault.startswith(f"{given['measurements']} row 3: class 'Mass': value_as_concept_id")
-    assert "Doe" not in fault
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is empty; it needs a header with 'person_id', 'visit_occurrence_id', "),
-        (b"\n\r\n", "is empty"),
-        ("person_id,ä\n".encode("latin-1"), r"is not UTF-8 text .*save it as UTF-8"),
-    ],
-)
-def test_a_table_without_text_is_refused(given: dict[str, Any], content: bytes, says: str) -> None:
-    given["measurements"].write_bytes(content)
-    with pytest.raises(DataError, match=rf"measurement\.csv {says}"):
-        read(given)
-
-
-def test_a_missing_file_is_named(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.csv cannot be read"):
-        read(given, observations=tmp_path / "absent.csv")
+    assert "1 patient" in fault
