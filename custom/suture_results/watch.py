@@ -31,6 +31,9 @@ HOST, PORT = "127.0.0.1", 6016
 _FILES = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "tuned.json", "diagnostics.jsonl")
 """The files that the page is made of."""
 
+_PATIENCE = 60.0
+"""Seconds in which the folder of a run that is about to begin has to come."""
+
 _LAST = 12
 """Lines of the newest events on the page."""
 
@@ -187,9 +190,15 @@ def _bound(folder: Path, port: int | None) -> LivePage:
 
 
 def states(folder: Path) -> Iterator[str]:
-    """Yield the state of a run whenever it has changed, without an end."""
-    last = ""
+    """Yield the state of a run whenever it has changed, without an end.
+
+    Raises:
+        ConfigError: there is no such folder, and none has come after a minute.
+    """
+    last, patience = "", time.monotonic() + _PATIENCE
     while True:
+        if time.monotonic() > patience and not folder.exists():
+            raise ConfigError(f"{folder} has not come after a minute; name the folder of a run")
         if (now := state(folder)) != last:
             yield now
         last = now

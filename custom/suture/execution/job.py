@@ -441,6 +441,10 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "
                 f"{'has' if len(others) == 1 else 'have'} it: set method before it"
             )
+        first, _, last = key.rpartition(".")
+        for path in present.values():
+            if first and path[0] == key.split(".")[0] and path[-1] == last:
+                raise ConfigError(f"unknown setting {key!r}; did you mean {'.'.join(path)!r}?")
         raise unknown(
             "setting", key, {*possible, "method", *(path[-1] for path in present.values())}, listed=present
         )

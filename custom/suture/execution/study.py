@@ -81,7 +81,7 @@ class StudySites:
                 raise ConfigError(f"{root} does not exist; name the folder of a study")
             if (root / CONFIG).exists():
                 raise ConfigError(f"{root} is one site; name the folder of its study, {root.parent}")
-            make = f"suture init {shlex.quote(str(root))}"
+            make = f"suture init STUDY --site NAME={shlex.quote(str(root))}"
             raise ConfigError(f"{root} contains no site; a site is a folder with a {CONFIG}: {make}")
         for name in self.sites:
             if name not in here:
