@@ -194,7 +194,7 @@ def refuse_existing(study: Path, sites: Iterable[str]) -> None:
     paths = (study / name / file for name in sites for file in (CONFIG, TABLE))
     there = [path for path in paths if path.exists()]
     if there:
-        raise ConfigError(f"{there[0]} exists; edit it, remove it to write a new one, or give another name to --site")
+        raise ConfigError(f"{there[0]} exists; edit or remove it, or give another name to --site")
 
 
 def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
