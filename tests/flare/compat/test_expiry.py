@@ -61,7 +61,7 @@ from nvflare.private.fed.server.server_runner import ServerRunner
 from nvflare.tool.deploy import deploy_common
 from nvflare.tool.poc import poc_commands
 from test_plain_json import deploy, exported, strict, zipped
-from test_stale_jobs import Store
+from test_signals import Store
 
 import suture
 from flare_job import context
@@ -276,10 +276,7 @@ def test_flare_deploys_an_app_with_a_component_that_is_not_allowed(
 
 def test_flare_leaves_the_jobs_of_a_killed_server_as_running() -> None:
     store = Store(old=RunStatus.RUNNING)
-    runner, fl_ctx = JobRunner(""), SimpleNamespace()
-    components = {"job_runner": runner, "job_manager": store}
-    fl_ctx.get_engine = lambda: SimpleNamespace(get_component=components.get)
-    runner.handle_event(EventType.SYSTEM_START, fl_ctx)
+    store.tell(JobRunner(""), EventType.SYSTEM_START)
     assert store.jobs == {"old": RunStatus.RUNNING}, "stale_jobs.py may go"
 
 
