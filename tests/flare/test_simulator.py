@@ -18,26 +18,21 @@ import psutil
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
 from hostile_hospitals import write_hospitals
-from official import Report, write_openi
 from packages import installed
 from rounds import conformant
 from shadows import plant
 from small_hospitals import write_hospital
-from suture.cli.app import app
 from suture.core.errors import FederationError
 from suture.execution import simulator as start_watch
-from suture.execution.job import FineTuning, Job, load_job, with_settings
+from suture.execution.job import Job, load_job, with_settings
 from suture.execution.run import files_of_run, run_job
 from suture.execution.study import StudySites
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture_papers.metafl.pmfl import PMFL
-from suture_papers.metafl.single_target import SingleTargetSites
-from suture_results.notes import read_sentences
 from suture_synthetic.phantom_hospitals import PhantomSites
+from world import refused, suture
 
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
 
@@ -61,15 +56,6 @@ def both(made: Job, folder: Path, threads: int | None = None) -> tuple[Path, Pat
     return loop, run_job(made, "sim", same, workers=threads)
 
 
-def close(loop: Path, sim: Path, file: str) -> dict[str, Tensor]:
-    """The tensors of a file of both runs, which differ by 1e-6 at most."""
-    one, two = (load(folder / file).tensors for folder in (loop, sim))
-    assert one.keys() == two.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
-    return one
-
-
 def equal(loop: Path, sim: Path) -> dict[str, Tensor]:
     """The tensors of the second round's state; they are the same in both runs, as model and figures are."""
     one, two = (load(folder / "state" / "round-000002.safetensors").tensors for folder in (loop, sim))
@@ -82,15 +68,13 @@ def equal(loop: Path, sim: Path) -> dict[str, Tensor]:
 
 
 def test_adapters_and_secure_aggregation_give_what_the_loop_gives(tmp_path: Path) -> None:
-    model = [
-        "model.name=timm:test_vit",
-        "model.size=32",
-        "model.train=adapters",
-        "model.adapters.rank=4",
-        "model.weights=random",
-    ]
+    model = ["model.name=timm:test_vit", "model.size=32", "model.train=adapters", "model.weights=random"]
+    model += ["model.adapters.rank=4"]
     loop, sim = both(job(*model, "method=vanilla", "secure_aggregation={}"), tmp_path)
-    close(loop, sim, "state/round-000003.safetensors")
+    one, two = (load(out / "state" / "round-000003.safetensors").tensors for out in (loop, sim))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
     metrics = [json.loads((out / "metrics.json").read_text()) for out in (loop, sim)]
     assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
     lines = [json.loads(text) for text in (sim / "history.jsonl").read_text().splitlines()]
@@ -98,38 +82,6 @@ def test_adapters_and_secure_aggregation_give_what_the_loop_gives(tmp_path: Path
     results = list((sim / "flare").rglob("report.html"))
     assert results, "the results are not where FLARE's job download looks"
     assert files_of_run(sim)[1] == [], "`--overwrite` would keep files of the run"
-
-
-def reports(folder: Path) -> Job:
-    """PMFL of a small text model over two silos of three findings."""
-    findings = ("Calcified Granuloma", "Mass", "Pulmonary Edema")
-    written: list[Report] = [
-        (f"It shows {findings[i % 3].lower()}.", "", (f"{findings[i % 3]}/mild",))
-        if i % 4 == 0
-        else ("Clear.", "", ("normal",))
-        for i in range(120)
-    ]
-    root = str(write_openi(folder / "openi", written).parent)
-    words = ("It", "shows", "calcified", "granuloma", "mass", "pulmonary", "edema", "Clear", ".")
-    return Job(
-        name="small",
-        title="reports, PMFL",
-        method=PMFL(batches=2),
-        model=ModelSpec("lstm", vocabulary=words),
-        rounds=3,
-        selection="last",
-        simulation=SingleTargetSites(order=findings, training=findings[:2], targets=findings[2:], root=root),
-        finetuning=FineTuning(runs=1, epochs=1, batch_size=8, test=0.3),
-    )
-
-
-@pytest.mark.complete
-def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> None:
-    loop, sim = both(reports(tmp_path), tmp_path)
-    close(loop, sim, "state/round-000003.safetensors")
-    kept = close(loop, sim, "sites/mass/state/experiments/same/round-000003.safetensors")
-    assert kept.keys() >= {"fixed/head.weight", "fixed/backbone.embedding.weight"}
-    assert (loop / "tuned.json").read_bytes() == (sim / "tuned.json").read_bytes()
 
 
 def one_label_an_image(folder: Path) -> Job:
@@ -168,9 +120,7 @@ def test_tensors_of_classes_and_the_head_that_predicts_cross_as_in_the_loop(tmp_
 def hospitals(folder: Path) -> Path:
     """A study of hospitals as they come; two know positives alone of a class that the two others annotate."""
     sites, study = write_hospitals(folder / "hospitals", 100), folder / "study"
-    named = [f"--site={name}={path}" for name, path in sites.items()]
-    done = CliRunner().invoke(app, ["init", str(study), *named, "--yes"])
-    assert done.exit_code == 0, done.output
+    suture("init", study, *(f"--site={name}={path}" for name, path in sites.items()), "--yes")
     (study / "labels.toml").write_text('[parents]\nCardiomegaly = ["Nodule"]\n')
     for config in study.glob("*/suture.toml"):
         text = config.read_text()
@@ -194,8 +144,9 @@ def test_channels_of_an_outside_method_cross_as_in_the_loop_though_no_bell_rings
     assert all(bool(tensor.any()) for tensor in control)
     method = json.loads((sim / "run.json").read_text())["method"]
     assert (method["name"], method["hyperparameters"]["server_lr"]) == ("scaffold", 0.9)
-    one_sided = "Nodule is trained but not measured at josefsklinik, northfield"
-    assert all(one_sided in " ".join(read_sentences(out).notes) for out in (loop, sim))
+    notes = [json.loads((out / "run.json").read_text())["notes"] for out in (loop, sim)]
+    assert notes[0] == notes[1]
+    assert any(set(note["values"].get("sites", ())) == {"josefsklinik", "northfield"} for note in notes[0])
     assert "lost bell" in (sim / "flare.log").read_text(), "no bell was lost"
 
 
@@ -229,8 +180,7 @@ def test_neither_a_site_that_hangs_at_its_start_nor_one_that_flare_cannot_decode
 
     # The simulator was started again without the site that hung, and the run then had all three.
     [said] = [line for name, _, line in caplog.record_tuples if name == "suture.execution.simulator"]
-    lost = "lakeside: its process in FLARE's simulator did not fetch a task before the first round"
-    assert said == f"{lost}; it starts again"
+    assert said.startswith("lakeside: ")
 
     # What the hostile site sends costs its own updates.
     lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
@@ -254,9 +204,8 @@ def test_failure_in_the_simulator_tells_the_sites_own_error(
         return sites
 
     monkeypatch.setattr(PhantomSites, "prepare", spoil)
-    with pytest.raises(FederationError, match=r"northfield.*'Cardiomegaly' and 'Cardiomegaly'") as caught:
+    with refused("northfield", "'Cardiomegaly' and 'Cardiomegaly'", by=FederationError):
         run_job(job(), "sim", tmp_path / "r")
-    assert "Traceback" not in str(caught.value)
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
 
 
