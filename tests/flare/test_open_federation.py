@@ -17,7 +17,7 @@ import pytest
 
 from flare_example import EXAMPLE, job_py
 from outside_method import NAME, install, on_path
-from own_poc import Federation, own_port, provisioned, suture, with_keys_of_their_own
+from own_poc import Federation, own_port, provisioned, with_keys_of_their_own
 from small_hospitals import write_hospital
 from suture.data.config import load_site_config
 from suture.execution.job import Job, load_job, with_settings
@@ -30,6 +30,7 @@ from suture_admin.kit_checks import check_connection
 from suture_admin.poc import project_of, project_template
 from suture_admin.policy import SHARED, allow_classes, make_strict, missing_classes, storages, survive
 from suture_admin.session import connect
+from world import exit_of
 
 pytestmark = pytest.mark.xdist_group("open federation")
 
@@ -109,7 +110,7 @@ def test_code_of_another_package_travels_to_who_allows_it(
     with on_path(monkeypatch, tmp_path / "installed"):
         said = federation.run(small(f"method={NAME}"), tmp_path / "travelled", ["site-1"], bundle=True)
         how = ("--env", "poc", "--startup-kit", federation.lead.folder, "--sites", STRICT, "--bundle")
-        code = suture("run", "demo", *how, "--out", tmp_path / "refused")
+        code = exit_of(monkeypatch, "run", "demo", *how, "--out", tmp_path / "refused")
     refused = capsys.readouterr().err
     assert code == 1
     assert all(word in refused for word in (STRICT, "permissions.lead", "local/authorization.json"))

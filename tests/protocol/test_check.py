@@ -181,16 +181,10 @@ IN_PASSES = LocalTraining(epochs=2)
             [(12.0, rows(1e9, 0)), (12.0, rows(12, 1e9)), (12.0, rows(12, 12)), (12.0, rows(0, 0))],
         ),
         (FedLSM(), (12.0, rows(12800, 3)), [(12.0, rows(12801, 3)), (12.0, rows(-1, 3))]),
-        (FedLSM(proxies="owners"), (12.0, rows(12, 0)), [(12.0, rows(12, 12)), (1e9, rows(1e9, 0))]),
         (
             FedMAS(local=IN_PASSES),
             (32.0, rows(32, 32)),
             [(32.5, rows(32.5, 32.5)), (1e9, rows(1e9, 1e9)), (30.0, rows(30, 31)), (0.0, rows(0, 0))],
-        ),
-        (
-            FedMAS(local=IN_PASSES, rescue="normalised"),
-            (1.0, rows(1, 1)),
-            [(1.5, rows(1.5, 1.5)), (1.0, rows(1, 2))],
         ),
     ],
     ids=str,

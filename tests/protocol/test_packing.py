@@ -303,29 +303,6 @@ def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.complete
-def test_packing_storing_and_reading_hold_no_third_copy(tmp_path: Path) -> None:
-    """The process's own peak, in a process of its own: the message, and what is read of the file."""
-    code = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
-        "from suture.protocol.messages import TaskData\n"
-        "from suture.protocol.packing import load, pack, save, unpack\n"
-        "def kept(n): return TaskData('train', labels=(), shared={'a': torch.ones(n), 'b': torch.ones(n)})\n"
-        "def peak(): return next(int(x.split()[1]) for x in open('/proc/self/status') if 'VmHWM' in x)\n"
-        "def round(message, file):\n"
-        "    save(file, pack(unpack(pack(message))))\n"
-        "    return unpack(load(file))\n"
-        "file = Path(sys.argv[1]); round(kept(9), file); before, message = peak(), kept(2**24)\n"
-        "found = round(message, file)\n"
-        "assert torch.equal(found.shared['b'], message.shared['b'])\n"
-        "print((peak() - before) / 2**17)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "x")]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    assert 1.5 < float(done.stdout) < 2.2
-
-
 EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 MANY = {
     "tensors": lambda: dict.fromkeys(map(str, range(250_000)), EMPTY),

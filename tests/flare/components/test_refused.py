@@ -64,43 +64,29 @@ def held_back(sent: Shareable, guard: DeclaredResultFilter, ctx: FLContext) -> N
 # Results
 
 
-def without(name: str) -> dict[str, Any]:
-    return {key: tensor for key, tensor in GOOD.items() if key != name}
-
-
+# Of what `check_reply` tells apart two: see tests of suture.protocol.
 LIES: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a foreign row": (GOOD, {"labels": ["Mass", "Edema"]}, "'Edema'"),
     "another order": (GOOD, {"labels": ["Nodule", "Mass"]}, "labels"),
-    "one name twice": (GOOD, {"labels": ["Mass", "Mass"]}, "'Mass'"),
     "no names": (GOOD, {}, "labels"),
     "a name that is none": (GOOD, {"labels": ["Mass", 3]}, "labels"),
     "names as text": (GOOD, {"labels": "Mass"}, "labels"),
-    "too many rows": (full(1.0, 3), {"labels": OWN}, "head."),
     "names of too many rows": (full(1.0, 3), {"labels": [*OWN, "Edema"]}, "'Edema'"),
-    "a number that is none": ({**GOOD, "b": torch.tensor([0.0, math.nan, 0.0])}, {"labels": OWN}, "b"),
     "a number whose square is none": ({**GOOD, "b": torch.tensor([0.0, 1e23, 0.0])}, {"labels": OWN}, "b"),
-    "another shape": ({**GOOD, "b": torch.zeros(4)}, {"labels": OWN}, "b"),
     "another type": ({**GOOD, "b": torch.zeros(3).double()}, {"labels": OWN}, "float64"),
-    "one tensor more": ({**GOOD, "more": torch.ones(1)}, {"labels": OWN}, "more"),
-    "one tensor less": (without("head.bias"), {"labels": OWN}, "head.bias"),
     "a name that is no text": ({**GOOD, 3: torch.ones(1)}, {"labels": OWN}, "WEIGHTS"),
     "no tensor": ({**GOOD, "b": "zeros"}, {"labels": OWN}, "b"),
     "an array of text": ({**GOOD, "b": np.array(["1"])}, {"labels": OWN}, "b"),
     "a sparse tensor": ({**GOOD, "b": torch.zeros(3).to_sparse()}, {"labels": OWN}, "sparse"),
-    "no values": ({**GOOD, "b": torch.zeros(3, device="meta")}, {"labels": OWN}, "values"),
     "an undeclared field": (GOOD, {"labels": OWN, "note": "patient 17"}, "'note'"),
     "an encrypted model": (GOOD, {"labels": OWN, "PROCESSED_ALGORITHM": "he"}, "PROCESSED"),
     "a weight": (GOOD, {"labels": OWN, "weight": 2.0}, "weight"),
     "a weight as text": (GOOD, {"labels": OWN, "weight": "x"}, "weight"),
-    "an endless weight": (GOOD, {"labels": OWN, "weight": math.inf}, "weight"),
     "a class weight": (GOOD, {"labels": OWN, "class_weights": [1.0, 3.0]}, "class_weights"),
-    "few class weights": (GOOD, {"labels": OWN, "class_weights": [1.0]}, "class_weights"),
     "endless class weights": (GOOD, {"labels": OWN, "class_weights": [10**400, 1]}, "class_weights"),
     "class weights as text": (GOOD, {"labels": OWN, "class_weights": "11"}, "class_weights"),
     "an undeclared scalar": (GOOD, {"labels": OWN, "scalars": {"patients": 17.0}}, "scalars/patients"),
     "scalars as text": (GOOD, {"labels": OWN, "scalars": "x"}, "scalars"),
     "a long loss": (GOOD, {"labels": OWN, "train_loss": 0.123456789}, "train_loss"),
-    "an undeclared channel": (GOOD, {"labels": OWN, "channels": {"x": np.ones(1)}}, "channels/x"),
     "channels as text": (GOOD, {"labels": OWN, "channels": "x"}, "channels"),
 }
 
@@ -135,7 +121,8 @@ def test_a_result_that_was_not_declared_stays_at_its_site_and_else_is_left_out(
     ],
 )
 def test_a_metric_that_is_no_number_of_six_digits_by_a_short_name_is_left_out(metrics: Any) -> None:
-    held_back(shareable(GOOD, labels=OWN, **{MetaKey.INITIAL_METRICS: metrics}), *training())
+    for leak in (metrics, {"auroc": 0.5}, {"accuracy": 1.5}, {"accuracy": -0.5}):  # each has its bounds
+        held_back(shareable(GOOD, labels=OWN, **{MetaKey.INITIAL_METRICS: leak}), *training())
     known = known_job()
     known.task("alpha")
     model = FLModel(params=GOOD, meta={"labels": OWN, "client_name": "alpha"})
@@ -145,11 +132,6 @@ def test_a_metric_that_is_no_number_of_six_digits_by_a_short_name_is_left_out(me
     model.metrics = {"a" * 64: 0.5, **{str(i): 0.5 for i in range(99)}}
     known.aggregator.accept_model(model)
     assert known.close().metrics == model.metrics
-
-
-@pytest.mark.parametrize("metrics", [{"auroc": 0.5}, {"accuracy": 1.5}, {"accuracy": -0.5}])
-def test_a_site_sends_the_metrics_that_it_declares_within_their_bounds(metrics: dict[str, float]) -> None:
-    held_back(shareable(GOOD, labels=OWN, **{MetaKey.INITIAL_METRICS: metrics}), *training())
 
 
 @pytest.mark.parametrize(
