@@ -243,29 +243,13 @@ def test_each_site_is_told_its_own_classes_only(tmp_path: Path) -> None:
         assert set(re.findall("Edema|Hernia|Mass|Nodule|Pneumonia", text)) == own
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--client", "nope"], "--client nope"),
-        (["prod"], "--kit"),
-        (["prod", "--kit", "nope"], "--kit"),
-        (["--rounds", "1"], "--rounds"),
-        (["--method", "nope"], "'nope'"),
-        (["--method", "individual"], "federated"),
-    ],
-)
-def test_what_cannot_run_ends_in_one_line(
-    words: list[str],
-    named: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("words", [["--client", "nope"], ["prod"], ["--rounds", "1"], ["--method", "nope"]])
+def test_a_job_that_cannot_run_writes_nothing(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit, match="2"):
         job_py(*words)
-    assert caught.value.code == 2
-    assert re.search(f"\njob.py: error: .*{named}", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 
 

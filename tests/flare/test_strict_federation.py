@@ -176,7 +176,7 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
         include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
         config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
         config.unlink()
-        with connect(theirs) as session, refused("config_fed_server.conf", by=FederationError):
+        with connect(theirs) as session, refused("JSON", by=FederationError):
             session.submit(folder)
         web.shutdown()
     assert not requested

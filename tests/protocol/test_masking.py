@@ -78,8 +78,12 @@ class Federation:
     def mask(self, *sites: str) -> dict[str, Masked]:
         return {site: self.parts[site].mask(self.update(site), self.received[site]) for site in sites}
 
+    def signed(self, survivors: Collection[str], by: Collection[str] = ()) -> dict[str, str]:
+        """The signatures of a list, by the sites on it or by some."""
+        return {site: self.parts[site].sign(sorted(survivors)) for site in by or survivors}
+
     def reveal(self, survivors: Collection[str]) -> dict[str, Masking]:
-        signed = {site: self.parts[site].sign(sorted(survivors)) for site in survivors}
+        signed = self.signed(survivors)
         return {site: self.parts[site].reveal(signed) for site in survivors}
 
     def plain(self, survivors: Collection[str]) -> Masked:
@@ -174,62 +178,60 @@ def test_the_fixed_point_is_rounded_to_the_nearest_and_overflows_in_no_sum() -> 
 # What a server that lies asks for
 
 
-def test_it_gets_of_no_site_both_secrets_and_no_second_list() -> None:
-    federation = begun(*SITES)
-    with refused(by=MaskingRefused):
-        federation.parts["d"].reveal({})
-    for revealed in federation.reveal("abc").values():
+def test_it_gets_of_no_site_both_secrets() -> None:
+    for revealed in begun(*SITES).reveal("abc").values():
         assert not revealed.seeds.keys() & revealed.secrets.keys()
         assert revealed.seeds.keys() | revealed.secrets.keys() == set(SITES)
-    for site in "abc":
-        with refused("second", by=MaskingRefused):
-            federation.parts[site].sign(SITES)
 
 
-def test_it_cannot_tell_two_groups_two_lists_or_make_a_vote_of_one_site_two() -> None:
-    """Two of four are told that d survives, two that it does not: neither list gets three signatures."""
+def vote(federation: Federation, votes: Mapping[str, str], to: str = "a") -> object:
+    """Two of four are told that d survives, two that it does not; a vote may be said to be another one's."""
+    three = federation.signed("abc", "ab") if to == "a" else {}
+    four = federation.signed(SITES, "cd")
+    return federation.parts[to].reveal({site: (three | four)[by] for site, by in votes.items()})
+
+
+def other(federation: Federation) -> Masked:
+    """The update of a with another number."""
+    update = federation.update("a")
+    update.rows[1][0] += np.uint64(1)
+    return update
+
+
+def masked(federation: Federation, received: Received) -> object:
+    return federation.parts["a"].mask(federation.update("a"), received)
+
+
+LIES: dict[str, tuple[Callable[[Federation], object], str]] = {
+    "a list of two": (lambda f: f.parts["a"].sign("ab"), "2"),
+    "a list of one site three times": (lambda f: f.parts["a"].sign("abbbb"), "2"),
+    "a list that leaves two of a row": (lambda f: f.parts["d"].sign("abd"), "class number 1"),
+    "the same with repetitions": (lambda f: f.parts["d"].sign("aaabd"), "class number 1"),
+    "a list without the site": (lambda f: f.parts["d"].sign("abc"), "lacks"),
+    "a list with a stranger": (lambda f: f.parts["a"].sign("abce"), "not present"),
+    "a second list": (lambda f: f.signed("abc") and f.parts["a"].sign(SITES), "second"),
+    "shares before there is a list": (lambda f: f.parts["d"].reveal({}), "survivors"),
+    "two votes for three": (lambda f: vote(f, {"a": "a", "b": "b"}), "few"),
+    "two votes for four": (lambda f: vote(f, {"c": "c", "d": "d"}, "c"), "few"),
+    "a vote for another list": (lambda f: vote(f, {"a": "a", "b": "b", "c": "c"}), "of c"),
+    "a vote of one site as that of another": (lambda f: vote(f, {"a": "a", "b": "b", "c": "b"}), "of c"),
+    "a vote of one that is gone": (lambda f: vote(f, {"a": "a", "b": "b", "d": "b"}), "d "),
+    "another update": (lambda f: f.parts["a"].mask(other(f), f.received["a"]), "another update"),
+    "the update for another model": (lambda f: masked(f, Received(b"x", {0: b"row", 1: b"row"})), "another"),
+    "the update for another row": (lambda f: masked(f, Received(b"model", {0: b"row", 1: b"x"})), "another"),
+    "other keys": (lambda f: f.parts["a"].shares({s: f.roster[s] for s in "abc"}), "two lists"),
+    "other shares": (lambda f: f.parts["a"].receive({s: f.sealed[s]["a"] for s in "bc"}), "other sites"),
+}
+
+
+@pytest.mark.parametrize(("lie", "named"), LIES.values(), ids=list(LIES))
+def test_once_updates_are_masked_it_gets_nothing_but_the_shares_of_one_list(
+    lie: Callable[[Federation], object], named: str
+) -> None:
     federation = begun(*SITES)
-    three = {site: federation.parts[site].sign("abc") for site in "ab"}
-    four = {site: federation.parts[site].sign(SITES) for site in "cd"}
-    for signed, askers, named in (
-        (three, "ab", "few"),
-        (four, "cd", "few"),
-        (three | {"c": four["c"]}, "ab", "c"),
-        (three | {"d": three["b"]}, "a", "d"),
-        (three | {"c": three["b"]}, "a", "c"),
-    ):
-        for site in askers:
-            with refused(named, by=MaskingRefused):
-                federation.parts[site].reveal(signed)
-
-
-@pytest.mark.parametrize(
-    ("site", "listed", "named"),
-    [
-        *(("a", two, "2") for two in ("ab", "aabb", "abbbb")),
-        *(("d", three, "class number 1") for three in ("abd", "aaabd")),  # a and b are left of its three
-        ("d", "abc", "lacks"),
-        ("a", "abce", "not present"),
-    ],
-)
-def test_it_gets_no_list_that_is_too_short(site: str, listed: str, named: str) -> None:
+    assert federation.parts["a"].shares(federation.roster) == federation.sealed["a"]  # the same again
     with refused(named, by=MaskingRefused):
-        begun(*SITES).parts[site].sign(listed)
-
-
-def test_it_gets_one_update_in_an_attempt() -> None:
-    federation = begun()
-    first, again = (federation.mask("a")["a"] for _ in range(2))
-    assert (first.shared == again.shared).all()
-    other = federation.update("a")
-    other.rows[1][0] += np.uint64(1)
-    for update, received in (
-        (other, federation.received["a"]),
-        (federation.update("a"), Received(b"other", {0: b"row", 1: b"row"})),
-        (federation.update("a"), Received(b"model", {0: b"row", 1: b"other"})),
-    ):
-        with refused("another update", by=MaskingRefused):
-            federation.parts["a"].mask(update, received)
+        lie(federation)
 
 
 def test_keys_of_an_older_attempt_are_of_no_use() -> None:
@@ -264,39 +266,41 @@ def low_order(federation: Federation) -> MaskKeys:
 
 
 OTHER = Federation()
+
+
+def changed(site: str, **fields: object) -> Callable[[Federation], dict[str, MaskKeys]]:
+    """The keys of all sites, and of one some that it has not signed."""
+    return lambda f: f.roster | {site: replace(f.roster[site], **fields)}
+
+
 ROSTERS: list[tuple[Callable[[Federation], dict[str, MaskKeys]], str]] = [
     *(
-        (lambda f, key=key: {"b": replace(f.roster["b"], **{key: getattr(OTHER.roster["b"], key)})}, "of b")
+        (changed("b", **{key: getattr(OTHER.roster["b"], key)}), "of b")
         for key in ("mask", "cipher", "seed", "certificate")
     ),
     *(
-        (lambda f, of=of: {"d": replace(f.roster["d"], **of)}, "of d")  # more than it has signed
-        for of in ({"rows": (0, 1, 2)}, {"among": SITES}, {"learned": (0,)}, {"histories": ("0" * 64,)})
+        (changed("d", **{key: value}), "of d")
+        for key, value in (
+            ("rows", (0, 1, 2)),
+            ("among", SITES),
+            ("learned", (0,)),
+            ("histories", ("0" * 64,)),
+        )
     ),
-    (lambda _: {"a": OTHER.roster["a"]}, "this site"),
-    (lambda f: {"b": low_order(f)}, "of b"),
+    (lambda f: f.roster | {"a": OTHER.roster["a"]}, "this site"),
+    (lambda f: {site: f.roster[site] for site in "bcd"}, "this site"),
+    (lambda f: {site: f.roster[site] for site in "ab"}, "2 sites"),
+    (lambda f: f.roster | {"b": low_order(f)}, "of b"),
 ]
 
 
-@pytest.mark.parametrize(("swap", "named"), ROSTERS)
-def test_a_key_that_its_site_has_not_signed_or_that_cannot_be_used_is_noticed(
-    swap: Callable[[Federation], dict[str, MaskKeys]], named: str
+@pytest.mark.parametrize(("keys", "named"), ROSTERS)
+def test_keys_that_their_site_has_not_signed_or_that_cannot_be_used_are_noticed(
+    keys: Callable[[Federation], dict[str, MaskKeys]], named: str
 ) -> None:
     federation = Federation()
     with refused(named, by=MaskingRefused):
-        federation.parts["a"].shares(federation.roster | swap(federation))
-
-
-def test_keys_are_of_enough_sites_and_one_list_in_an_attempt() -> None:
-    federation = Federation()
-    part, three = federation.parts["a"], {site: federation.roster[site] for site in "abc"}
-    for few, named in (("bcd", "this site"), ("ab", "2 sites")):
-        with refused(named, by=MaskingRefused):
-            part.shares({site: federation.roster[site] for site in few})
-    first = part.shares(federation.roster)
-    assert part.shares(federation.roster) == first
-    with refused("two lists", by=MaskingRefused):
-        part.shares(three)
+        federation.parts["a"].shares(keys(federation))
 
 
 def test_a_round_that_is_repeated_is_so_among_the_sites_of_the_first_attempt() -> None:
@@ -397,20 +401,17 @@ def test_a_share_that_does_not_open_is_stated_and_stops_no_sum(wrong: Callable[[
     assert equal(total, federation.plain(SITES), {0, 1})
 
 
-def test_shares_are_of_the_sites_of_an_attempt_and_once() -> None:
+def test_shares_are_of_the_sites_of_an_attempt() -> None:
     federation = Federation()
     federation.seal()
-    part, right = federation.parts["a"], federation.passed_to("a")
+    right = federation.passed_to("a")
     for sealed, named in (
         (right | {"a": right["b"]}, "no keys"),
         (right | {"e": right["b"]}, "no keys"),
         ({"b": right["b"]}, "2 sites"),
     ):
         with refused(named, by=MaskingRefused):
-            part.receive(sealed)
-    part.receive(right)
-    with refused("other sites", by=MaskingRefused):
-        part.receive({site: right[site] for site in "bc"})
+            federation.parts["a"].receive(sealed)
 
 
 def test_a_model_of_its_own_for_one_site_gives_no_sum() -> None:
