@@ -243,16 +243,6 @@ def test_each_site_is_told_its_own_classes_only(tmp_path: Path) -> None:
         assert set(re.findall("Edema|Hernia|Mass|Nodule|Pneumonia", text)) == own
 
 
-@pytest.mark.parametrize("words", [["--client", "nope"], ["prod"], ["--rounds", "1"], ["--method", "nope"]])
-def test_a_job_that_cannot_run_writes_nothing(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        job_py(*words)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["surgical", "fedlsm", "fedmas", "pmfl"])
 def test_a_job_of_flares_own_workflow_is_its_classes_by_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

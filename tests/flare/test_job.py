@@ -250,10 +250,10 @@ def test_the_lead_of_a_study_needs_no_data_to_export_its_job(tmp_path: Path) -> 
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("at_hand", [False, True])
 def test_an_encoder_beside_the_job_travels_by_its_bare_name(
-    at_hand: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where it is named as on a command line that is typed in its folder."""
     import transformers
 
     study = small_study(tmp_path / "quux-study", images=1)
@@ -264,14 +264,12 @@ def test_an_encoder_beside_the_job_travels_by_its_bare_name(
     (study / "encoder" / "preprocessor_config.json").write_text(json.dumps(mean))
     of_study = JOB_TOML.replace('"cnn"', '"hf:encoder"') + 'train = "head"\n'
     (study / "job.toml").write_text('name = "lungs"\n' + of_study)
-    job = load_job(study)
-    if at_hand:  # as on a command line that is typed in the folder
-        monkeypatch.chdir(study / "encoder")
-        job = with_settings(job, ["model.name=hf:."])
-    exported = export_job(job, tmp_path / "exported", "lungs-1", tuple(LABELS))
-    assert not mentions(exported, "quux")
-    models = [plan["model"] for plan in configs(exported, PLAN)]
-    assert [(model["name"], model["weights"]) for model in models] == [("hf:vit", "encoder")] * 2
+    monkeypatch.chdir(study / "encoder")
+    for place, job in (("a", load_job(study)), ("b", with_settings(load_job(study), ["model.name=hf:."]))):
+        exported = export_job(job, tmp_path / place, "lungs-1", tuple(LABELS))
+        assert not mentions(exported, "quux")
+        models = [plan["model"] for plan in configs(exported, PLAN)]
+        assert [(model["name"], model["weights"]) for model in models] == [("hf:vit", "encoder")] * 2
     simulator_workspace(job, tmp_path / "w")
     for path in (study / "encoder").iterdir():
         assert (tmp_path / "w" / "files" / "encoder" / path.name).read_bytes() == path.read_bytes()

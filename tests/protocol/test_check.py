@@ -186,6 +186,7 @@ IN_PASSES = LocalTraining(epochs=2)
             (32.0, rows(32, 32)),
             [(32.5, rows(32.5, 32.5)), (1e9, rows(1e9, 1e9)), (30.0, rows(30, 31)), (0.0, rows(0, 0))],
         ),
+        (FedMAS(rescue="normalised"), (1.0, rows(1, 1)), [(1.5, rows(1.5, 1.5)), (1.0, rows(1, 2))]),
     ],
     ids=str,
 )

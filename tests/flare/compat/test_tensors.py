@@ -91,14 +91,6 @@ def test_tensors_of_any_type_and_size_arrive(
     assert not list(place.iterdir())
 
 
-def test_a_large_tensor_is_sent_from_where_it_is() -> None:
-    register()
-    tensor = torch.arange(2.0**16)
-    pieces = fobs.dumps({"w": tensor}, buffer_list=True, fobs_ctx={})
-    own = [piece for piece in pieces if isinstance(piece, memoryview)]
-    assert [torch.frombuffer(piece, dtype=torch.float32).data_ptr() for piece in own] == [tensor.data_ptr()]
-
-
 @pytest.mark.parametrize("in_files", [False, True])
 def test_nobody_else_sees_what_is_written_into_a_tensor_that_came(
     in_files: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
