@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandKey
@@ -14,8 +15,13 @@ from nvflare.apis.shareable import ReservedHeaderKey
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from torch import Tensor
 
 from suture.flare.components import MethodAggregator, SiteRowsFilter
+
+LABELS = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
+SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Edema", "Mass", "Nodule")}
+START = {"b": torch.zeros(3), "head.weight": torch.full((5, 2), -1.0), "head.bias": torch.full((5,), -1.0)}
 
 
 def context(peer: str, direction: str = FilterKey.OUT) -> FLContext:
@@ -88,3 +94,23 @@ class FlareJob:
         self.round += 1
         self.aggregator.reset_stats()
         return model
+
+
+def known_job(
+    method: str = "surgical",
+    sites: Mapping[str, Iterable[str]] = SITES,
+    start: Mapping[str, Any] = START,
+    **arguments: Any,
+) -> FlareJob:
+    """A job whose sites have said their classes, and that each has 10 images."""
+    known = FlareJob(MethodAggregator(method, LABELS, **arguments), start)
+    for site, labels in sites.items():
+        known.introduce(site, labels, images=10)
+    known.close()
+    return known
+
+
+def full(value: float, rows: int) -> dict[str, Tensor]:
+    """The tensors of a site, each number the same."""
+    tensors = {"b": torch.zeros(3), "head.weight": torch.zeros(rows, 2), "head.bias": torch.zeros(rows)}
+    return {name: torch.full_like(tensor, value) for name, tensor in tensors.items()}

@@ -7,15 +7,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import yaml
 
-from suture.cli import app
-from suture.cli.common import guard, literal
 from suture.core.errors import FederationError
 from suture.execution.job import Job
 from suture.flare.kit import Kit, kits_in, lead
@@ -120,16 +117,6 @@ def _nvflare(*words: str | Path) -> None:
 
     with patch("sys.argv", ["nvflare", *map(str, words)]), suppress(SystemExit):
         main()
-
-
-def suture(*words: str | Path) -> int:
-    """The exit code of the command, in this process, which need not import torch again."""
-    with patch("sys.argv", ["suture", *map(str, words)]):
-        try:
-            guard(partial(literal(app), prog_name="suture"))
-        except SystemExit as end:
-            return int(end.code or 0)
-    return 0
 
 
 def ended(kit: Kit, job_id: str, out: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from nvflare.apis.filter import Filter
@@ -17,12 +18,14 @@ from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignmen
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
 from job_app import place_app
+from suture.data.config import SiteConfig
 from suture.federation.plan import Plan
+from suture.federation.server.server import Server
 from suture.flare import PLAN
-from suture.flare.codec import to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.protocol.messages import TaskData
-from suture.protocol.packing import pack
+from suture.protocol.packing import pack, unpack
 
 POLICY = Path(__file__).resolve().parents[2] / "poc_workspace" / "policy"
 JOB = "job-1"
@@ -94,3 +97,44 @@ class OneSite:
             fl_ctx.set_peer_context(server)
             assignment = TaskAssignment(task.task, "task-1", to_shareable(pack(task)))
             return self.runner._process_task(assignment, fl_ctx)
+
+    def first_round(self, server: Server) -> Shareable:
+        """What the site sends in the first round of a server that has no other site."""
+        asked = unpack(server.handshake(["alpha"])["alpha"])
+        assert isinstance(asked, TaskData)
+        server.collector.receive("alpha", from_shareable_(self.answer(asked)))
+        server.begin({})
+        task = unpack(server.assign()["alpha"])
+        assert isinstance(task, TaskData)
+        return self.answer(task)
+
+
+def workspace(folder: Path, party: str = "alpha", **files: Path | str) -> Workspace:
+    """FLARE's workspace of a party; in its folder local these files, by their stems: contents or sources."""
+    for name in ("local", "startup"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for stem, content in files.items():
+        path = folder / "local" / f"{stem}{'.toml' if stem == 'suture' else '.json'}"
+        path.write_text(content.read_text() if isinstance(content, Path) else content)
+    return Workspace(str(folder), party)
+
+
+def process_of(
+    at: Workspace, party: str, submitter: tuple[str, str] | None = None, job: str = "job", **meta: Any
+) -> FLContext:
+    """FLARE's context of a job's process at a party, with the metadata that its server has written."""
+    if submitter:
+        meta |= {"submitter_name": submitter[0], "submitter_org": submitter[1]}
+    engine = SimpleNamespace(get_workspace=lambda: at)
+    private = {FLContextKey.WORKSPACE_OBJECT: at, FLContextKey.JOB_META: meta}
+    return FLContextManager(engine, party, job, {}, private).new_context()
+
+
+def toml_of(config: SiteConfig, **storage: str) -> str:
+    """A suture.toml of the same data, which withholds nothing."""
+    lines = "".join(f'{key} = "{value}"\n' for key, value in storage.items())
+    own = config.data
+    return (
+        f'[data]\ndataset = "hospital"\nroot = "{own.root}"\ntable = "{own.table}"\n'
+        f"[privacy]\nmin_count = 0\nmin_loss = 0\n[storage]\n{lines}"
+    )

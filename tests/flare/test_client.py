@@ -1,8 +1,11 @@
-"""The script's side of FLARE's Client API with class names, and the example's scripts, without FLARE."""
+"""The script's side of FLARE's Client API with class names, and the scripts and jobs of the examples."""
 
 from __future__ import annotations
 
+import json
+import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,18 +18,19 @@ import pytest
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from flare_job import FlareJob
+from flare_example import EXAMPLE, job_py
+from flare_job import LABELS, START, FlareJob
 from suture.core.errors import ConfigError
 from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
 from suture.flare.local import network
 from suture.methods.base import Share
+from suture.models.weights import read_checkpoint
 from suture.protocol.messages import RECORDED
+from world import refused
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
 JOBS = EXAMPLE.parents[1] / "jobs"
-LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
-START = {"b": torch.zeros(3), "head.bias": torch.zeros(5)}
+SITES = {"site-1": {"Mass", "Nodule"}, "site-2": {"Hernia", "Nodule"}, "site-3": {"Edema", "Mass", "Nodule"}}
 
 
 class OneSite:
@@ -82,18 +86,14 @@ def test_the_first_task_is_answered_with_the_classes(at_site: Any) -> None:
         rounds += 1
     assert rounds == 2
     assert site.sent[0].meta == {"labels": ["Nodule", "Mass"], "images": 7}
-    assert site.job.params["head.bias"].tolist() == [0, 0, 2, 2, 0]
-
-
-def test_a_script_can_send_every_number_that_is_recorded() -> None:
-    assert signature(send).parameters.keys() >= {*RECORDED}
+    assert site.job.params["head.bias"].tolist() == [-1, -1, 1, 1, -1]
 
 
 def test_what_the_method_declares_travels_with_the_model(at_site: Any) -> None:
     site = at_site(FlareJob(MethodAggregator("fedlsm", LABELS), START))
     model = receive(["Mass"], images=10, counts={"Mass": (2, 8)})
     assert model is not None
-    assert model.meta["labels"] == LABELS
+    assert model.meta["labels"] == list(LABELS)
     assert model.meta["channels"]["positive_weight"][2] == 4
     send(
         FLModel(params=model.params, metrics={"accuracy": torch.tensor(1 / 3)}),
@@ -107,18 +107,59 @@ def test_what_the_method_declares_travels_with_the_model(at_site: Any) -> None:
     assert sent.meta["scalars"]["pseudo_positive"] == 0.333333
     assert sent.meta["train_loss"] == 0.666667
     assert sent.meta["class_weights"] == [0.0, 0.0, 3.0, 0.0, 0.0]
+    assert signature(send).parameters.keys() >= {*RECORDED}
 
 
-def test_a_class_that_the_job_lacks_ends_the_script(at_site: Any) -> None:
+def test_a_script_ends_where_it_could_not_take_part(at_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     at_site(FlareJob(MethodAggregator("surgical", LABELS), START))
-    with pytest.raises(ConfigError, match="refuses the site's classes"):
+    with refused("classes", by=ConfigError):
         receive(["Fracture"])
-
-
-def test_a_job_without_the_servers_filter_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvflare.client, "receive", lambda _timeout: FLModel(params=dict(START)))
-    with pytest.raises(ConfigError, match="add SiteRowsFilter"):
+    with refused("SiteRowsFilter", by=ConfigError):
         receive(["Mass"])
+
+
+def an_lstm() -> torch.nn.ModuleDict:
+    parts = {"lstm": torch.nn.LSTM(2, 4), "norm": torch.nn.BatchNorm1d(4), "head": torch.nn.Linear(4, 2)}
+    return torch.nn.ModuleDict(parts)
+
+
+@pytest.mark.parametrize(
+    ("method", "share", "kept"),
+    [("pmfl", {}, 8), ("pmfl", {"of": "units", "fraction": 0.25}, 12), ("metafl", {}, 0), ("pfl", {}, 0)],
+)
+def test_what_arrives_is_loaded_and_its_gradient_is_an_answer(
+    method: str, share: dict[str, Any], kept: int, at_site: Any
+) -> None:
+    """PMFL sends half of the rows of a tensor, which `load_state_dict(strict=False)` refuses."""
+    model, theirs = an_lstm(), an_lstm().state_dict()
+    aggregator = MethodAggregator(method, ["Edema", "Mass"], settings={"share": share} if share else {})
+    site = at_site(FlareJob(aggregator, theirs, rounds=3))
+    own = model["head"].weight.clone()
+    received, named = receive(["Edema", "Mass"], images=4), Share(**share) if share else None
+    assert received is not None
+    load(model, received, named)
+    differs = (model["lstm"].weight_ih_l0 != theirs["lstm.weight_ih_l0"]).any(1)
+    assert differs.sum() == kept
+    assert torch.equal(model["head"].weight, theirs["head.weight"] if method == "metafl" else own)
+    model["lstm"](torch.randn(3, 2))[0].sum().backward()  # which the head has no part in
+    params = gradients(model, received, named)
+    assert {n: t.shape for n, t in params.items()} == {n: t.shape for n, t in received.params.items()}
+    assert params["lstm.weight_ih_l0"].abs().sum() > 0
+    if method != "pfl":
+        send(FLModel(params=params), ["Edema", "Mass"], scalars={"query_loss": 0.5}, train_loss=0.5)
+        assert site.job.round == 2
+
+
+@pytest.mark.parametrize(
+    "params", [{"b": torch.zeros(2)}, {"head.bias": torch.zeros(3)}, {"head.bias": torch.zeros(2, 2)}]
+)
+def test_what_does_not_fit_the_model_is_named(params: dict[str, torch.Tensor]) -> None:
+    with refused(*params, by=ConfigError):
+        load(an_lstm(), FLModel(params=params))
+
+
+# The scripts and jobs of the examples
 
 
 OWN, *FRAMEWORKS = "with_torch", "with_pmfl", "with_monai", "with_lightning", "with_huggingface"
@@ -192,41 +233,66 @@ def test_a_job_of_flare_sends_beside_the_weights_what_its_paper_does(
         assert not any(torch.ne(site.job.params[n], t)[half[n] :].any() for n, t in start.items())
 
 
-def an_lstm() -> torch.nn.ModuleDict:
-    parts = {"lstm": torch.nn.LSTM(2, 4), "norm": torch.nn.BatchNorm1d(4), "head": torch.nn.Linear(4, 2)}
-    return torch.nn.ModuleDict(parts)
+def test_each_site_is_told_its_own_classes_only(tmp_path: Path) -> None:
+    job_py("export", "--to", tmp_path)
+    assert not list(tmp_path.rglob("suture")), "the job carries a copy of the installed package"
+    for site, own in SITES.items():
+        files = [path for path in (tmp_path / "by-class" / f"app_{site}").rglob("*") if path.is_file()]
+        assert {"client.py", "data.py", "net.py"} <= {path.name for path in files}
+        text = "".join(path.read_text() for path in files)
+        assert set(re.findall("Edema|Hernia|Mass|Nodule|Pneumonia", text)) == own
 
 
-@pytest.mark.parametrize(
-    ("method", "share", "kept"),
-    [("pmfl", {}, 8), ("pmfl", {"of": "units", "fraction": 0.25}, 12), ("metafl", {}, 0), ("pfl", {}, 0)],
-)
-def test_what_arrives_is_loaded_and_its_gradient_is_an_answer(
-    method: str, share: dict[str, Any], kept: int, at_site: Any
+@pytest.mark.parametrize("name", ["surgical", "fedlsm", "fedmas", "pmfl"])
+def test_a_job_of_flares_own_workflow_is_its_classes_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PMFL sends half of the rows of a tensor, which `load_state_dict(strict=False)` refuses."""
-    model, theirs = an_lstm(), an_lstm().state_dict()
-    aggregator = MethodAggregator(method, ["Edema", "Mass"], settings={"share": share} if share else {})
-    site = at_site(FlareJob(aggregator, theirs, rounds=3))
-    own = model["head"].weight.clone()
-    received, named = receive(["Edema", "Mass"], images=4), Share(**share) if share else None
-    assert received is not None
-    load(model, received, named)
-    differs = (model["lstm"].weight_ih_l0 != theirs["lstm.weight_ih_l0"]).any(1)
-    assert differs.sum() == kept
-    assert torch.equal(model["head"].weight, theirs["head.weight"] if method == "metafl" else own)
-    model["lstm"](torch.randn(3, 2))[0].sum().backward()  # which the head has no part in
-    params = gradients(model, received, named)
-    assert {n: t.shape for n, t in params.items()} == {n: t.shape for n, t in received.params.items()}
-    assert params["lstm.weight_ih_l0"].abs().sum() > 0
-    if method != "pfl":
-        send(FLModel(params=params), ["Edema", "Mass"], scalars={"query_loss": 0.5}, train_loss=0.5)
-        assert site.job.round == 2
+    folder = JOBS / f"flare_{name}"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "shared", raising=False)
+    job = runpy.run_path(str(folder / "job.py"))
+    monkeypatch.delitem(sys.modules, "shared")
+    job["recipe"].export(str(tmp_path))
+    exported = tmp_path / f"flare_{name}"
+    assert {str(path.relative_to(exported)) for path in exported.rglob("*.py")} == {
+        "app_server/custom/shared.py",
+        *(f"app_{site}/custom/{file}.py" for site in job["SITES"] for file in ("client", "shared")),
+    }
+    sites = "app_site-1", "app_site-2"
+    apps = ("app_server", *sites)
+    of = {app: json.loads(path.read_text()) for app in apps for path in exported.glob(f"{app}/config/*.json")}
+    assert of["app_server"]["workflows"][0]["path"] == "nvflare.app_common.workflows.fedavg.FedAvg"
+    aggregator = of["app_server"]["workflows"][0]["args"]["aggregator"]
+
+    def filters(app: str, way: str) -> list[dict[str, Any]]:
+        return [
+            {**f["args"], "class": f["path"].rpartition(".")[2]} for c in of[app][way] for f in c["filters"]
+        ]
+
+    assert aggregator["path"].endswith(".MethodAggregator")
+    assert filters("app_server", "task_data_filters") == [{"class": "SiteRowsFilter"}]
+    same = {"method": name, "settings": aggregator["args"]["settings"]}
+    for app in sites:
+        for way in ("task_data_filters", "task_result_filters"):
+            [guard] = filters(app, way)
+            assert guard["class"] == "DeclaredResultFilter"
+            assert guard | same == guard
+    if name == "surgical":
+        assert "Edema" not in json.dumps(of["app_site-1"])
 
 
-@pytest.mark.parametrize(
-    "params", [{"b": torch.zeros(2)}, {"head.bias": torch.zeros(3)}, {"head.bias": torch.zeros(2, 2)}]
-)
-def test_what_does_not_fit_the_model_is_named(params: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(ConfigError, match=f"^{next(iter(params))} has arrived with shape"):
-        load(an_lstm(), FLModel(params=params))
+@pytest.mark.complete
+def test_it_learns_in_the_simulator(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLE / "job.py", "--to", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-6000:]
+    for site, own in SITES.items():
+        assert f"{site} takes part with {len(own)} classes" in said
+    best = [float(value) for value in re.findall(r"new best validation metric at round \d: (\S+)", said)]
+    assert len(best) >= 2
+    assert best[-1] > 0.8 > best[0]
+    (path,) = tmp_path.rglob("FL_global_model.pt")
+    model: Any = read_checkpoint(path)["model"]
+    assert model["head.weight"].shape == (5, 16)

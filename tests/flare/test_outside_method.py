@@ -6,22 +6,19 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from nvflare.apis.app_validation import AppValidationKey
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.workspace import Workspace
-from one_site import OneSite
+from one_site import OneSite, process_of, workspace
 
 import outside_method
 from job_app import place_app
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
 from suture.core.entry_points import PACKAGES
-from suture.core.errors import CodeMismatch, ConfigError, FederationError
+from suture.core.errors import CodeMismatch, ConfigError
 from suture.execution.job import Job, check_federated, load_job, with_settings
-from suture.execution.run import run_job
 from suture.federation.plan import Plan
 from suture.flare import PLAN, SCHEDULE
 from suture.flare.codec import from_shareable_
@@ -34,6 +31,7 @@ from suture.methods.source import code_hash
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture_admin.policy import CLASSES
+from world import refused
 
 SMALL = ["rounds=1", "simulation.images=60", "simulation.held_out=60", "model.size=16", "epochs=1"]
 
@@ -96,32 +94,22 @@ def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Pat
     assert not staged.exists()
 
 
-def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_package_does_not_travel_and_runs_in_a_federation(
+    installed: Path, tmp_path: Path
+) -> None:
     recipe: FederationRecipe = recipe_of(job(), "trial", ("a",))
     assert recipe._job.job.app_packages == [*PACKAGES, MODULE]
     assert not list(export_job(job(), tmp_path, "trial", ("a",), bundle=False).rglob("custom"))
-
-
-def test_a_method_of_an_installed_package_may_run_in_a_federation(installed: Path) -> None:
     check_federated(job().method)
 
 
 # What a party allows
 
 
-def context(folder: Path, entries: list[str], *, byoc: bool = False) -> FLContext:
-    """FLARE's context at a site with a list of classes, for a job that brings its code or does not."""
-    (folder / "local").mkdir(parents=True)
-    (folder / "startup").mkdir()
-    (folder / "local" / "resources.json").write_text(json.dumps({"class_allow_list": entries}))
-    workspace, fl_ctx = Workspace(str(folder), "alpha"), FLContext()
-    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
-    fl_ctx.set_prop(FLContextKey.JOB_META, {AppValidationKey.BYOC: byoc}, private=True)
-    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "alpha", private=False)
-    engine = SimpleNamespace(get_workspace=lambda: workspace)
-    fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
-    fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
-    return fl_ctx
+def party(folder: Path, entries: list[str], *, byoc: bool = False, name: str = "alpha") -> FLContext:
+    """A process at a party with a list of classes, of a job that brings its code or does not."""
+    at = workspace(folder, name, resources=json.dumps({"class_allow_list": entries}))
+    return process_of(at, name, **{AppValidationKey.BYOC: byoc})
 
 
 @pytest.mark.parametrize(
@@ -138,18 +126,40 @@ def context(folder: Path, entries: list[str], *, byoc: bool = False) -> FLContex
 def test_what_a_party_allows(
     method: str, entries: list[str], byoc: bool, tmp_path: Path, installed: Path
 ) -> None:
-    check_allowed({"method": method}, context(tmp_path / "alpha", entries, byoc=byoc))
+    check_allowed({"method": method}, party(tmp_path / "alpha", entries, byoc=byoc))
 
 
 @pytest.mark.parametrize("entries", [[], [f"{MODULE}.Other"], [*CLASSES["site"], "nvflare."]])
 def test_a_refusal_says_who_refuses_what_and_the_command_that_allows_it(
     entries: list[str], tmp_path: Path, installed: Path
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_allowed({"method": NAME}, context(tmp_path / "alpha", entries))
-    text = str(caught.value)
-    assert text.startswith(f"alpha does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)")
-    assert f"`suture policy {tmp_path / 'alpha'} --allow {MODULE}.`" in text
+    allows = f"`suture policy {tmp_path / 'alpha'} --allow {MODULE}.`"
+    with refused("alpha", f"'{NAME}'", CLASS, DISTRIBUTION, allows, by=ConfigError):
+        check_allowed({"method": NAME}, party(tmp_path / "alpha", entries))
+    assert MODULE not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("group", "plan", "of_suture"),
+    [
+        (
+            "priors",
+            lambda name: {"hyperparameters": {"prior": {"name": name}}},
+            ("phantoms", "efficientnet_lite0", "unknown"),
+        ),
+        ("encoders", lambda name: {"model": {"name": name}}, ("cnn", "timm:resnet18", "unknown")),
+    ],
+)
+def test_a_prior_or_an_encoder_of_another_package_is_listed_too(
+    group: str, plan: Any, of_suture: tuple[str, ...], tmp_path: Path, installed: Path
+) -> None:
+    points = tmp_path / "installed" / METADATA / "entry_points.txt"
+    points.write_text(points.read_text() + f"[suture.{group}]\nown = {MODULE}:OWN\n")
+    for name in of_suture:
+        check_allowed(plan(name), party(tmp_path / "alpha", []))
+    check_allowed(plan("own"), party(tmp_path / "alpha", [f"{MODULE}."]))
+    with refused("alpha", "'own'", f"{MODULE}.OWN", by=ConfigError):
+        check_allowed(plan("own"), party(tmp_path / "alpha", []))
     assert MODULE not in sys.modules
 
 
@@ -160,47 +170,21 @@ def test_a_site_that_has_not_listed_it_abstains_and_does_not_import_it(
     outside_method.forget()
     register()
     site = OneSite(tmp_path / "alpha", plan, tmp_path / "none.toml")
-    (tmp_path / "alpha" / "local" / "resources.json").write_text('{"class_allow_list": ["suture."]}')
+    workspace(tmp_path / "alpha", resources='{"class_allow_list": ["suture."]}')
     reply = unpack(from_shareable_(site.answer(TaskData("handshake", 0))))
-    assert isinstance(reply, Abstain)
-    assert reply.reason == "configuration"
+    assert reply == Abstain("configuration", "ConfigError")
     line = json.loads((tmp_path / "alpha" / "suture" / "errors.jsonl").read_text())
     assert f"--allow {MODULE}." in line["message"]
-    assert MODULE not in sys.modules
-
-
-def test_a_prior_of_another_package_is_listed_too(tmp_path: Path, installed: Path) -> None:
-    points = tmp_path / "installed" / METADATA / "entry_points.txt"
-    points.write_text(points.read_text() + f"[suture.priors]\nown = {MODULE}:OWN\n")
-    for name in ("phantoms", "efficientnet_lite0", "unknown"):
-        plan = {"hyperparameters": {"prior": {"name": name}}}
-        check_allowed(plan, context(tmp_path / name, []))
-    chosen = {"hyperparameters": {"prior": {"name": "own"}}}
-    check_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
-    with pytest.raises(ConfigError, match=rf"alpha does not allow the prior 'own' \({MODULE}.OWN"):
-        check_allowed(chosen, context(tmp_path / "beta", []))
-    assert MODULE not in sys.modules
-
-
-def test_an_encoder_of_another_package_is_listed_too(tmp_path: Path, installed: Path) -> None:
-    points = tmp_path / "installed" / METADATA / "entry_points.txt"
-    points.write_text(points.read_text() + f"[suture.encoders]\nown = {MODULE}:OWN\n")
-    for name in ("cnn", "timm:resnet18", "unknown"):
-        check_allowed({"model": {"name": name}}, context(tmp_path / name.replace(":", "-"), []))
-    chosen = {"model": {"name": "own"}}
-    check_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
-    with pytest.raises(ConfigError, match=rf"alpha does not allow the encoder 'own' \({MODULE}.OWN"):
-        check_allowed(chosen, context(tmp_path / "beta", []))
     assert MODULE not in sys.modules
 
 
 def test_a_server_that_has_not_listed_it_ends_the_job(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = job()
-    controller = FederationController(PLAN, SCHEDULE)
-    fl_ctx = place_app(context(tmp_path / "server", ["suture."]), made.plan("trial"), made.schedule())
-    panics: list[str] = []
+    made, controller, panics = job(), FederationController(PLAN, SCHEDULE), list[str]()
+    fl_ctx = place_app(
+        party(tmp_path / "server", ["suture."], name="server"), made.plan("trial"), made.schedule()
+    )
     monkeypatch.setattr(controller, "system_panic", lambda reason, _: panics.append(reason))
     controller.control_flow(None, fl_ctx)  # type: ignore[arg-type]
     assert [f"--allow {MODULE}." in reason for reason in panics] == [True]
@@ -210,18 +194,6 @@ def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest
     install(tmp_path / "installed")
     with on_path(monkeypatch, tmp_path / "installed"):
         plan = job().plan("trial").to_dict()
-    check_allowed({"method": NAME}, context(tmp_path / "alpha", []))
-    with pytest.raises(CodeMismatch, match=r"or of the method's package, .*\(unknown method 'prox'"):
+    check_allowed({"method": NAME}, party(tmp_path / "alpha", []))
+    with refused(f"'{NAME}'", by=CodeMismatch):
         Plan.from_dict(plan)
-
-
-@pytest.mark.complete
-def test_a_simulator_process_without_the_package_says_so_in_run_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path / "installed")
-    out = tmp_path / "run"
-    with on_path(monkeypatch, tmp_path / "installed"), pytest.raises(FederationError) as caught:
-        run_job(job(), "sim", out, resume=False, overwrite=False, workers=None)
-    assert "(unknown method 'prox'" in str(caught.value)
-    assert json.loads((out / "run.json").read_text())["status"] == "failed"

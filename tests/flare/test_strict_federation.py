@@ -15,7 +15,7 @@ import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from outside_method import CLASS, DISTRIBUTION, MODULE, NAME, install, on_path
-from own_poc import Federation, ended, own_port, provisioned, suture
+from own_poc import Federation, ended, own_port, provisioned
 from small_hospitals import small_study
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_records
@@ -32,6 +32,7 @@ from suture_admin.poc import _set_policies, place_configs, project_of, project_t
 from suture_admin.policy import allow_packages, storages
 from suture_admin.remote import Submission, submit
 from suture_admin.session import connect
+from world import exit_of, refused
 
 pytestmark = [pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
 
@@ -88,10 +89,10 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     config = study / "alpha" / "suture.toml"
     text = config.read_text()
     config.write_text(text.replace("min_count = 2", "min_count = 3"))
-    assert suture(*command) == 2
-    assert "alpha/local/suture.toml is not what" in capsys.readouterr().err
+    assert exit_of(monkeypatch, *command) == 2
+    assert "alpha/local/suture.toml" in capsys.readouterr().err
     config.write_text(text)
-    assert suture(*command) == 0
+    assert exit_of(monkeypatch, *command) == 0
     said = capsys.readouterr().out
     assert "round 1/1" in said
     assert str(out / "report.html") in said
@@ -116,7 +117,7 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
         for kit in (theirs, elsewhere)
     }
     for kit, number in jobs.items():
-        assert f"the experiment {name!r} is not this submitter's" in ended(kit, number, tmp_path / kit.name)
+        assert repr(name) in ended(kit, number, tmp_path / kit.name)
         assert not (tmp_path / kit.name / "model").exists()
     assert hashlib.sha256(model.read_bytes()).digest() == before
     seen = {}
@@ -148,8 +149,7 @@ def test_a_package_takes_part_at_a_site_that_lists_it(
     assert "configuration" in (tmp_path / "run" / "events.jsonl").read_text()
     assert [line["status"] for line in read_records(tmp_path / "run" / "history.jsonl")] == ["committed"]
     errors = (beta.folder / "suture" / "errors.jsonl").read_text()
-    assert f"beta does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)" in errors
-    assert f"--allow {MODULE}." in errors
+    assert all(word in errors for word in ("beta", f"'{NAME}'", CLASS, DISTRIBUTION, f"--allow {MODULE}."))
     for party in (server, federation.sites["alpha"]):
         assert owner(party, name) == (MINE, "coordinator", "lungs")
 
@@ -160,7 +160,7 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
     federation.join("alpha", "beta")
     job, theirs = with_settings(load_job("demo"), SMALL), federation.kits[THEIRS]
     number = submit(job, "poc", theirs, tmp_path / "code", "code", Submission(bundle=True))
-    assert "server refuses jobs that bring their code" in ended(theirs, number, tmp_path / "code")
+    assert "authorization.json" in ended(theirs, number, tmp_path / "code")
 
     folder = export_job(job, tmp_path / "jobs", "other", ("alpha", "beta"))
     config = folder / "app_server" / "config" / "config_fed_server.json"
@@ -176,7 +176,7 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
         include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
         config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
         config.unlink()
-        with connect(theirs) as session, pytest.raises(FederationError, match="not JSON"):
+        with connect(theirs) as session, refused("JSON", by=FederationError):
             session.submit(folder)
         web.shutdown()
     assert not requested
@@ -184,7 +184,7 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
         pass
 
     alone = of(federation, MINE, "alone")
-    with pytest.raises(FederationError, match="'beta' is not enrolled"):
+    with refused("'beta'", by=FederationError):
         submit(job, "poc", alone, tmp_path / "both", "alone", Submission(["alpha", "beta"]))
     number = submit(job, "poc", alone, tmp_path / "alone", "alone")
     with connect(alone) as session:

@@ -1,4 +1,7 @@
+"""A run folder is read as it was written; what is damaged in it is named."""
+
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -6,15 +9,18 @@ import pytest
 from example_run import diagnostic_records, history_records, run_record, with_pseudo_labels, write_run
 from suture.core.errors import DataError
 from suture.protocol.records import Note, PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
+from world import refused
 
 
 def test_a_run_folder_is_read(run_folder: Path) -> None:
     run = read_run(run_folder)
     assert run.owners("Pleural Effusion") == ("harbour", "hillside", "st-anne")
     assert run.owners("Hernia") == ("harbour",)
+    assert (run.label_type, run.notes) == ("multilabel", [])
     history = read_history(run_folder)
     assert [r.round for r in history] == list(range(1, 9))
     assert history[3].sites["st-anne"].status == "rejected"
+    assert (history[0].sites["harbour"].scalars, history[0].sites["harbour"].rows) == ({}, None)
     metrics = read_metrics(run_folder)
     assert metrics is not None
     assert metrics.auroc["Hernia"] is None
@@ -23,48 +29,8 @@ def test_a_run_folder_is_read(run_folder: Path) -> None:
 def test_what_a_failed_run_never_wrote_is_absent(run_folder: Path) -> None:
     (run_folder / "history.jsonl").unlink()
     (run_folder / "metrics.json").unlink()
-    assert read_history(run_folder) == []
+    assert read_history(run_folder) == read_diagnostics(run_folder) == []
     assert read_metrics(run_folder) is None
-
-
-def test_another_folder_is_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"run\.json is missing; give the folder"):
-        read_run(tmp_path)
-
-
-def test_a_damaged_field_is_named(run_folder: Path) -> None:
-    path = run_folder / "run.json"
-    record = json.loads(path.read_text())
-    del record["sites"]["harbour"]["labels"]
-    path.write_text(json.dumps(record))
-    with pytest.raises(DataError, match=r"run\.json: sites\.harbour\.labels: is missing"):
-        read_run(run_folder)
-
-
-def test_a_damaged_line_is_named(run_folder: Path) -> None:
-    with (run_folder / "history.jsonl").open("a") as file:
-        file.write('{"round": 9, "ph\n')
-    with pytest.raises(DataError, match=r"history\.jsonl, line 9: Invalid JSON"):
-        read_history(run_folder)
-
-
-def test_a_number_that_is_none_is_refused(run_folder: Path) -> None:
-    path = run_folder / "metrics.json"
-    path.write_text(path.read_text().replace('"Edema": 0.862', '"Edema": NaN', 1))
-    with pytest.raises(DataError, match=r"auroc\.Edema.*finite"):
-        read_metrics(run_folder)
-
-
-def test_files_of_before_pseudo_labels_are_read(run_folder: Path) -> None:
-    path = run_folder / "metrics.json"
-    record = json.loads(path.read_text())
-    del record["overall"]
-    path.write_text(json.dumps(record))
-    metrics, site = read_metrics(run_folder), read_history(run_folder)[0].sites["harbour"]
-    assert metrics is not None
-    assert (metrics.overall, site.scalars, site.rows) == ({}, {}, None)
-    assert (read_run(run_folder).label_type, read_run(run_folder).notes) == ("multilabel", [])
-    assert read_diagnostics(run_folder) == []
 
 
 def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
@@ -81,18 +47,50 @@ def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
     assert first.classes["Consolidation"] == PseudoLabels(100, 62)
 
 
+def without_labels(text: str) -> str:
+    record = json.loads(text)
+    del record["sites"]["harbour"]["labels"]
+    return json.dumps(record)
+
+
+def and_then(*lines: str) -> Callable[[str], str]:
+    return lambda text: "\n".join([text.rstrip("\n"), *lines]) + "\n"
+
+
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("read", "file", "spoil", "named"),
     [
-        ('{"site": "a", "ro', "Invalid JSON"),
-        ('{"site": "a", "classes": {}}', "round: is missing"),
-        ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 1.5, "right": 1}}}', "classes.Edema.made"),
-        ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 2, "right": -1}}}', "classes.Edema.right"),
-        ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 2, "right": 3}}}', "3 of 2 pseudo-labels"),
+        (read_run, "run.json", None, ()),
+        (read_run, "run.json", without_labels, ("sites.harbour.labels",)),
+        (read_history, "history.jsonl", and_then('{"round": 9, "ph'), ("line 9",)),
+        (
+            read_metrics,
+            "metrics.json",
+            lambda text: text.replace('"Edema": 0.862', '"Edema": NaN', 1),
+            ("auroc.Edema",),
+        ),
+        *(
+            (read_diagnostics, "diagnostics.jsonl", and_then("", f'{{"site": "a", {line}'), ("line 3", named))
+            for line, named in (
+                ('"ro', ""),
+                ('"classes": {}}', "round"),
+                ('"round": 1, "classes": {"Edema": {"made": 1.5, "right": 1}}}', "classes.Edema.made"),
+                ('"round": 1, "classes": {"Edema": {"made": 2, "right": -1}}}', "classes.Edema.right"),
+                ('"round": 1, "classes": {"Edema": {"made": 2, "right": 3}}}', "3 of 2"),
+            )
+        ),
     ],
 )
-def test_a_damaged_diagnostic_is_named(tmp_path: Path, line: str, problem: str) -> None:
-    good = '{"site": "a", "round": 1, "classes": {}}'
-    (tmp_path / "diagnostics.jsonl").write_text(f"{good}\n\n{line}\n")
-    with pytest.raises(DataError, match=rf"diagnostics\.jsonl, line 3: .*{problem}"):
-        read_diagnostics(tmp_path)
+def test_what_is_damaged_is_named(
+    read: Callable[[Path], object],
+    file: str,
+    spoil: Callable[[str], str] | None,
+    named: tuple[str, ...],
+    run_folder: Path,
+) -> None:
+    path = run_folder / file
+    if not path.exists():
+        path.write_text('{"site": "a", "round": 1, "classes": {}}\n')
+    path.write_text(spoil(path.read_text())) if spoil else path.unlink()
+    with refused(file, *named, by=DataError):
+        read(run_folder)

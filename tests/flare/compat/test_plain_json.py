@@ -65,7 +65,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PlainJson]:
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[], PlainJson]:
     """Installs the validator as FLARE does from resources.json; FLARE's readers come back after the test."""
     monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
     return PlainJson
@@ -109,80 +109,73 @@ def deploy(app: Path, root: Path, monkeypatch: pytest.MonkeyPatch, validator: Pl
         return str(error)
 
 
-def test_a_servers_meta_conf_fetches_nothing(fetched: Any, installed: Any, tmp_path: Path) -> None:
-    address, paths = fetched
-    job = exported(tmp_path)
-    as_hocon(job / "meta.json", address)
-    assert submit(job) == (True, "")
-    assert paths == ["/secret"], "FLARE itself fetches it"
-    installed()
-    valid, error = submit(job)
-    assert not valid
-    assert "not JSON" in error
-    assert paths == ["/secret"]
-
-
-def test_a_servers_app_in_hocon_fetches_nothing(fetched: Any, installed: Any, tmp_path: Path) -> None:
-    address, paths = fetched
-    job = exported(tmp_path)
-    as_hocon(job / "app_server" / "config" / "config_fed_server.json", address)
-    assert submit(job)[0]
-    assert paths
-    paths.clear()
-    installed()
-    assert not submit(job)[0]
-    assert not paths
-
-
-def test_a_sites_app_in_hocon_fetches_nothing(
-    fetched: Any, installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "file",
+    ["meta.json", "app_server/config/config_fed_server.json", "app_alpha/config/config_fed_client.json"],
+)
+def test_a_job_in_hocon_fetches_nothing(
+    file: str, fetched: Any, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, paths = fetched
-    app = exported(tmp_path) / "app_alpha"
-    as_hocon(app / "config" / "config_fed_client.json", address)
-    assert deploy(app, tmp_path / "open", monkeypatch, None) == ""
-    assert paths
+    job = exported(tmp_path)
+    as_hocon(job / file, address)
+
+    def taken(at: str, validator: PlainJson | None) -> str:
+        if "client" in file:
+            return deploy(job / "app_alpha", tmp_path / at, monkeypatch, validator)
+        return submit(job)[1]
+
+    assert taken("open", None) == ""
+    assert set(paths) == {"/secret"}, "FLARE itself fetches it"
     paths.clear()
-    assert "not JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
+    assert taken("strict", install())
     assert not paths
 
 
 @pytest.mark.parametrize("name", ["config_fed_client.yml", "config_fed_client.yaml", "deeper/other.conf"])
-def test_no_other_file_lies_in_the_configuration(name: str, installed: Any, tmp_path: Path) -> None:
-    app = exported(tmp_path) / "app_alpha"
-    assert installed().validate(str(app)) == ("", {})
-    path = app / "config" / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("{}")
-    assert installed().validate(str(app))[0] == (
-        f"config/{name} is not JSON; this party reads no other configuration of a job"
-    )
-
-
-@pytest.mark.parametrize("text", [f"{{${SECRET}}}", f"of {{${SECRET}}}", f"${{secret:{SECRET}}}"])
-def test_plain_json_reads_no_variable_of_a_party(
-    text: str, installed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SECRET, "rosebud")
-    app = exported(tmp_path) / "app_server"
-    path = app / "config" / "config_fed_server.json"
-    config = json.loads(path.read_text())
-    config["workflows"][0]["args"]["schedule"] = text
-    path.write_text(json.dumps(config))
-    if "secret:" not in text:
-        resolve_var_refs(JsonScanner(config), {})
-        assert "rosebud" in config["workflows"][0]["args"]["schedule"], "FLARE's own doing"
-    error, _ = installed().validate(str(app))
-    assert "has a reference" in error
-
-
-def test_the_signatures_of_a_submitter_are_no_configuration(installed: Any, tmp_path: Path) -> None:
+def test_no_other_file_lies_in_the_configuration(name: str, install: Any, tmp_path: Path) -> None:
+    """But for the signatures of who has submitted it."""
     app = exported(tmp_path) / "app_alpha"
     crt = tmp_path / "submitter.crt"
     crt.write_text("certificate")
     sign_folders(str(app), rsa.generate_private_key(65537, 2048), str(crt))
     assert (app / "config" / NVFLARE_SUBMITTER_CRT_FILE).is_file()
-    assert installed().validate(str(app)) == ("", {})
+    assert install().validate(str(app)) == ("", {})
+    path = app / "config" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    assert f"config/{name}" in install().validate(str(app))[0]
+
+
+@pytest.mark.parametrize("text", [f"{{${SECRET}}}", f"of {{${SECRET}}}", f"${{secret:{SECRET}}}"])
+def test_plain_json_reads_no_variable_of_a_party(text: str, install: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_server"
+    path = app / "config" / "config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["schedule"] = text
+    path.write_text(json.dumps(config))
+    assert text in install().validate(str(app))[0]
+
+
+def test_a_file_that_is_no_json_is_refused(install: Any, tmp_path: Path) -> None:
+    app = exported(tmp_path) / "app_alpha"
+    for content in ("", "include url('http://x')", "[" * 100_000):
+        (app / "config" / "config_fed_client.json").write_text(content)
+        assert "config_fed_client.json" in install().validate(str(app))[0]
+
+
+def test_braces_are_text_in_the_files_that_flare_does_not_read(install: Any, tmp_path: Path) -> None:
+    job = with_settings(load_job("demo"), ["title=of {$HOME} <b>"])
+    app = export_job(job, tmp_path, "trial", ("alpha",)) / "app_server"
+    assert install().validate(str(app)) == ("", {})
+    assert json.loads((app / "config" / SCHEDULE).read_text())["title"] == "of {$HOME} <b>"
+    below = app / "config" / "more"
+    below.mkdir()
+    shutil.copy(app / "config" / SCHEDULE, below)
+    assert "{$HOME}" in install().validate(str(app))[0], "FLARE may read another file of the name"
+
+
+# The list of classes that a party allows
 
 
 def strict(root: Path, *classes: str, role: str = "client", **more: Any) -> Path:
@@ -194,6 +187,11 @@ def strict(root: Path, *classes: str, role: str = "client", **more: Any) -> Path
     return root
 
 
+def deployed(root: Path, source: Path) -> Path:
+    """An app at a party, as FLARE lays it down for the process of a job."""
+    return shutil.copytree(source, root / "JOB" / source.name)
+
+
 @pytest.mark.parametrize(
     ("app", "missing"),
     [
@@ -203,37 +201,34 @@ def strict(root: Path, *classes: str, role: str = "client", **more: Any) -> Path
     ],
 )
 def test_a_component_that_is_not_allowed_is_refused_with_its_name_when_the_job_is_deployed(
-    app: str, missing: str, installed: Any, tmp_path: Path
+    app: str, missing: str, install: Any, tmp_path: Path
 ) -> None:
     """FLARE finds it when the job's process starts, and the submitter reads EXECUTION_EXCEPTION."""
     listed = [name for names in CLASSES.values() for name in names if name != missing]
     root = strict(tmp_path / "party", *listed, role="server" if app == "app_server" else "client")
-    deployed = shutil.copytree(exported(tmp_path) / app, root / "JOB" / app)
-    error, _ = installed().validate(str(deployed))
-    text = "\n".join(refusals({"job_deploy_detail": [f"harbor: {error}"]}, {}))
-    for word in (f"harbor does not allow {missing}", "class_allow_list", "`suture policy WORKSPACE`"):
-        assert word in text
-    (deployed / "custom").mkdir()
-    assert installed().validate(str(deployed)) == ("", {}), "FLARE asks for another right"
+    placed = deployed(root, exported(tmp_path) / app)
+    error, _ = install().validate(str(placed))
+    (text,) = refusals({"job_deploy_detail": [f"harbor: {error}"]}, {})
+    assert all(word in text for word in ("harbor", missing, "class_allow_list"))
+    (placed / "custom").mkdir()
+    assert install().validate(str(placed)) == ("", {}), "FLARE asks for another right"
 
 
 @pytest.mark.parametrize("key", ["path", "class_path"])
-@pytest.mark.parametrize("place", ["components", "executors", "argument"])
-def test_no_place_of_a_configuration_hides_a_component(
-    key: str, place: str, installed: Any, tmp_path: Path
-) -> None:
-    root = strict(tmp_path / "party", "suture.")
-    deployed = shutil.copytree(exported(tmp_path) / "app_alpha", root / "JOB" / "app_alpha")
-    path = deployed / "config" / "config_fed_client.json"
-    config, foreign = json.loads(path.read_text()), {key: "foreign.module.Class"}
-    if place == "components":
-        config["components"] = [{"id": "x", **foreign}]
-    elif place == "executors":
-        config["executors"].append({"tasks": ["x"], "executor": foreign})
-    else:
-        config["executors"][0]["executor"]["args"]["more"] = foreign
-    path.write_text(json.dumps(config))
-    assert "Component 'foreign.module.Class'" in installed().validate(str(deployed))[0]
+def test_no_place_of_a_configuration_hides_a_component(key: str, install: Any, tmp_path: Path) -> None:
+    root, foreign = strict(tmp_path / "party", "suture."), {key: "foreign.module.Class"}
+    placed = deployed(root, exported(tmp_path) / "app_alpha")
+    path = placed / "config" / "config_fed_client.json"
+    for hide in (
+        lambda config: config["components"].append({"id": "x", **foreign}),
+        lambda config: config["executors"].append({"tasks": ["x"], "executor": foreign}),
+        lambda config: config["executors"][0]["executor"]["args"].update(more=foreign),
+    ):
+        before = path.read_text()
+        hide(config := json.loads(before))
+        path.write_text(json.dumps(config))
+        assert "'foreign.module.Class'" in install().validate(str(placed))[0]
+        path.write_text(before)
 
 
 @pytest.mark.parametrize(
@@ -241,45 +236,24 @@ def test_no_place_of_a_configuration_hides_a_component(
     [(["*"], {}), (["suture."], {}), (["other."], {"class_list_enforcement_mode": "warn"})],
 )
 def test_what_flare_allows_is_deployed(
-    classes: list[str], more: dict[str, Any], installed: Any, tmp_path: Path
+    classes: list[str], more: dict[str, Any], install: Any, tmp_path: Path
 ) -> None:
     root = strict(tmp_path / "party", *classes, **more)
-    deployed = shutil.copytree(exported(tmp_path) / "app_alpha", root / "JOB" / "app_alpha")
-    assert installed().validate(str(deployed)) == ("", {})
+    assert install().validate(str(deployed(root, exported(tmp_path) / "app_alpha"))) == ("", {})
 
 
 @pytest.mark.parametrize(("role", "other"), [("server", "site"), ("client", "server")])
 def test_one_app_for_all_is_deployed_where_a_party_allows_its_own_part(
-    role: str, other: Any, installed: Any, tmp_path: Path
+    role: str, other: str, install: Any, tmp_path: Path
 ) -> None:
     """A folder of jobs/ as it lies; FLARE builds nothing of the other role's part."""
     own = [name for kind, names in CLASSES.items() for name in names if kind != other]
-    root = strict(tmp_path / "party", *own, role=role)
-    deployed = shutil.copytree(jobs_folder() / "demo" / "app", root / "JOB" / "app")
-    assert installed().validate(str(deployed)) == ("", {})
-    path = deployed / "config" / f"config_fed_{role}.json"
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "components": [{"id": "x", "path": "a.b.C"}]})
-    )
-    assert "Component 'a.b.C'" in installed().validate(str(deployed))[0]
-
-
-def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> None:
-    app = exported(tmp_path) / "app_alpha"
-    for content in ("", "include url('http://x')", "[" * 100_000):
-        (app / "config" / "config_fed_client.json").write_text(content)
-        assert "cannot be read as JSON" in installed().validate(str(app))[0]
-
-
-def test_braces_are_text_in_the_files_that_flare_does_not_read(installed: Any, tmp_path: Path) -> None:
-    job = with_settings(load_job("demo"), ["title=of {$HOME} <b>"])
-    app = export_job(job, tmp_path, "trial", ("alpha",)) / "app_server"
-    assert installed().validate(str(app)) == ("", {})
-    assert json.loads((app / "config" / SCHEDULE).read_text())["title"] == "of {$HOME} <b>"
-    below = app / "config" / "more"
-    below.mkdir()
-    shutil.copy(app / "config" / SCHEDULE, below)
-    assert "has a reference" in installed().validate(str(app))[0], "FLARE may read another file of the name"
+    placed = deployed(strict(tmp_path / "party", *own, role=role), jobs_folder() / "demo" / "app")
+    assert install().validate(str(placed)) == ("", {})
+    path = placed / "config" / f"config_fed_{role}.json"
+    foreign = {"components": [{"id": "x", "path": "a.b.C"}]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **foreign}))
+    assert "'a.b.C'" in install().validate(str(placed))[0]
 
 
 plain = st.recursive(
