@@ -184,6 +184,11 @@ def test_it_gets_of_no_site_both_secrets() -> None:
         assert revealed.seeds.keys() | revealed.secrets.keys() == set(SITES)
 
 
+def test_it_gets_no_update_before_it_has_passed_on_shares() -> None:
+    with pytest.raises(MaskingRefused):
+        Federation().mask("a")
+
+
 def vote(federation: Federation, votes: Mapping[str, str], to: str = "a") -> object:
     """Two of four are told that d survives, two that it does not; a vote may be said to be another one's."""
     three = federation.signed("abc", "ab") if to == "a" else {}

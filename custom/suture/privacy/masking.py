@@ -429,10 +429,13 @@ class Participant:
         """Return an update with its masks.
 
         Raises:
-            MaskingRefused: another update was masked before, which would reveal the difference.
+            MaskingRefused: no shares were passed on before, or another update was masked, which would reveal
+                the difference.
         """
+        if not self.present:
+            raise MaskingRefused("the server asks for an update before it has passed on any shares")
         digest = _digest(update, received, self.rows)
-        if self._update not in (b"", digest) or not self.present:
+        if self._update not in (b"", digest):
             raise MaskingRefused("the server asks for another update in the same attempt")
         self._update, self.received = digest, received
         rows = rows_of(self.attempt, self._roster, self.present)
