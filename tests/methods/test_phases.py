@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from rounds import context_of
+from rounds import step_by_step
 from suture.core.errors import ConfigError
+from suture.core.files import read_records
 from suture.core.labels import LabelSet
 from suture.core.runtime import seed_for
 from suture.federation.plan import round_context
@@ -19,17 +19,41 @@ from suture.methods.base import Phase, RoundContext, local_round, loss_of, resol
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import head_rows, reinitialise_head
-from suture.protocol.messages import TaskData
-from suture.protocol.packing import Packed
+from suture.protocol.packing import Packed, load
 from suture_synthetic.trial import Trial
+from world import refused
 
 
-def test_a_learning_rate_falls_along_half_a_cosine() -> None:
-    """HyperKvasir's, 200 rounds: methods with a schedule start just below the first value."""
-    local, phase = LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 200)
-    found = [resolve_training(local, RoundContext(r, phase, 1, r)).lr for r in (1, 100, 200)]
-    assert found == pytest.approx([0.0999938, 0.05005, 1e-4], abs=1e-7)
-    assert resolve_training(LocalTraining(lr=0.1), RoundContext(7, phase, 1, 7)).lr == 0.1
+@pytest.mark.parametrize(
+    ("local", "phase", "rounds", "rates"),
+    [
+        # HyperKvasir's, 200 rounds: methods with a schedule start just below the first value.
+        (LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 200), (1, 100, 200), [0.0999938, 0.05005, 1e-4]),
+        (LocalTraining(lr=0.1), Phase("main", 200), (7,), [0.1]),
+    ],
+)
+def test_a_learning_rate_falls_along_half_a_cosine(
+    local: LocalTraining, phase: Phase, rounds: tuple[int, ...], rates: list[float]
+) -> None:
+    found = [resolve_training(local, RoundContext(r, phase, 1, r)).lr for r in rounds]
+    assert found == pytest.approx(rates, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "rates"),
+    [
+        (1, [0.2]),
+        (2, [0.2, 0.1]),
+        (5, [0.2, 0.180902, 0.130902, 0.069098, 0.019098]),
+    ],
+)
+def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, rates: list[float]) -> None:
+    """Also where it has a single round, which would teach nothing at a rate of 0."""
+    phase = Phase("later", rounds, lr=0.2, annealed=True)
+    found = [
+        resolve_training(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)
+    ]
+    assert found == pytest.approx(rates, abs=1e-6)
 
 
 def test_a_sites_own_learning_rate_falls_to_the_same_last_one() -> None:
@@ -40,37 +64,32 @@ def test_a_sites_own_learning_rate_falls_to_the_same_last_one() -> None:
 
 
 def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any) -> None:
-    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, warmup_epochs=4, warmup_lr=5e-2))
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, iterations=9, warmup_epochs=4, warmup_lr=5e-2))
     assert [(p.name, p.rounds, p.trainable) for p in method.phases(5)] == [
         ("warm-up", 1, "head"),
         ("main", 4, "all"),
     ]
-    plan = tiny(method).plan
-    first, second, third = (round_context(plan.method, plan.seed, 5, number) for number in (1, 2, 3))
+    first, second, third = (round_context(method, 1, 5, number) for number in (1, 2, 3))
     assert first.phase.name == "warm-up"
     assert (third.phase.name, third.phase_round) == ("main", 2)
-    warm = resolve_training(method.local, first, lr=0.3)
-    assert (warm.lr, warm.epochs) == (5e-2, 4)
-    main = resolve_training(method.local, second, lr=0.3)
-    assert (main.lr, main.epochs) == (0.3, 1)
+    warm, main = (resolve_training(method.local, ctx, lr=0.3) for ctx in (first, second))
+    assert (warm.lr, warm.epochs, warm.iterations) == (5e-2, 4, None)
+    assert (main.lr, main.epochs, main.iterations) == (0.3, 1, 9)
+    with refused("warmup_epochs", by=ConfigError):
+        tiny(SurgicalAggregation(local=LocalTraining(warmup_init="independent")))
 
 
 @pytest.mark.complete
-def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
+def test_the_backbone_rests_while_the_head_warms_up_and_moments_end_with_it(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
     federation = tiny(SurgicalAggregation(local=local), rounds=2)
-    server, sites = federation.server(), federation.sites()
-    from suture.federation.loop import Loop
-
-    loop = Loop(sites)
-    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.collector.receive))
-    before = server.model
-    server.close_round(loop.exchange("train", server.assign(), server.collector.receive))
-    assert all(torch.equal(t, before.shared[k]) for k, t in server.model.shared.items())
-    assert not torch.equal(server.model.head["head.weight"], before.head["head.weight"])
-    warm = server.model
-    server.close_round(loop.exchange("train", server.assign(), server.collector.receive))
-    assert not torch.equal(server.model.shared["backbone.conv1.weight"], warm.shared["backbone.conv1.weight"])
+    before, warm, main = step_by_step(federation.server(), federation.sites())
+    assert all(torch.equal(t, before.shared[k]) for k, t in warm.shared.items())
+    assert not torch.equal(warm.head["head.weight"], before.head["head.weight"])
+    assert not torch.equal(main.shared["backbone.conv1.weight"], warm.shared["backbone.conv1.weight"])
+    # Adam of the main phase begins afresh: it has taken a step for each of the 2 batches of 15 images.
+    newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
+    assert float(load(newest).tensors["optimiser/head.weight/step"]) == 2
 
 
 def test_sites_without_a_common_start_average_what_each_has_drawn(tiny: Any) -> None:
@@ -94,23 +113,6 @@ def test_sites_without_a_common_start_average_what_each_has_drawn(tiny: Any) -> 
     assert not torch.allclose(rows["alpha"], common.head.weight[0], atol=1e-3)
 
 
-def test_an_own_start_without_a_warm_up_is_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match="warmup_epochs"):
-        tiny(SurgicalAggregation(local=LocalTraining(warmup_init="independent")))
-
-
-@pytest.mark.complete
-def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
-    """Adam of the main phase begins afresh: its first step has been taken once per batch since."""
-    local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
-    federation = tiny(SurgicalAggregation(local=local), rounds=2)
-    federation.run()
-    from suture.protocol.packing import load
-
-    newest = sorted((federation.folder / "run" / "sites" / "alpha").glob("round-*"))[-1]
-    assert float(load(newest).tensors["optimiser/head.weight/step"]) == 2  # 15 images, batches of 8
-
-
 def test_a_phase_may_have_local_training_of_its_own() -> None:
     """The site's own batches hold in it too; its learning rate is the phase's, where that names one."""
     method = SurgicalAggregation(local=LocalTraining(lr=1e-2, epochs=3, batch_size=8))
@@ -124,23 +126,6 @@ def test_a_phase_may_have_local_training_of_its_own() -> None:
     assert of(Phase("main", 2)) == replace(method.local, lr=1e-4, batch_size=4)
     assert of(Phase("later", 2, local=own)) == replace(own, lr=1e-4, batch_size=4)
     assert of(Phase("later", 2, lr=0.2, epochs=5, local=own)) == replace(own, lr=0.2, epochs=5, batch_size=4)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "rates"),
-    [
-        (1, [0.2]),
-        (2, [0.2, 0.1]),
-        (5, [0.2, 0.180902, 0.130902, 0.069098, 0.019098]),
-    ],
-)
-def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, rates: list[float]) -> None:
-    """Also where it has a single round, which would teach nothing at a rate of 0."""
-    phase = Phase("later", rounds, lr=0.2, annealed=True)
-    found = [
-        resolve_training(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)
-    ]
-    assert found == pytest.approx(rates, abs=1e-6)
 
 
 def test_a_fresh_head_is_the_same_at_every_site_and_drawn_once() -> None:
@@ -170,40 +155,30 @@ def test_a_fresh_head_is_the_same_at_every_site_and_drawn_once() -> None:
     assert torch.equal(state["head.weight"], head_rows(labels, 8, seed_for(1, "head", 5))["head.weight"])
 
 
-def test_the_best_epoch_is_kept(tiny: Any) -> None:
-    site = tiny(SurgicalAggregation()).sites()["alpha"]
-    from suture.federation.server.global_model import initial
-
-    model = initial(site.plan, ("Mass", "Nodule"))
-    task = TaskData(
-        "train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head)
-    )
-    context = context_of(site, task)
-    best = BestEpoch(context, loss_of(site.plan.method.loss, "multilabel"))
+def test_the_best_epoch_is_kept() -> None:
+    method = SurgicalAggregation()
+    with Trial(method, ModelSpec("cnn", size=16), "multilabel") as trial:
+        context = trial.context("alpha", trial.payload("alpha"))
+    loss = loss_of(method.loss, "multilabel")
+    best = BestEpoch(context, loss)
     best()
-    good = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))
+    good = validation_loss(context, loss)
     with torch.no_grad():
         context.model.head.bias += 9
     best()
-    worse = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))
+    worse = validation_loss(context, loss)
     best.restore()
-    assert good is not None
-    assert worse is not None
-    assert worse > good
-    assert validation_loss(context, loss_of(site.plan.method.loss, "multilabel")) == good
-    nothing = replace(context, samples={"train": context.samples["train"]})
-    assert validation_loss(nothing, site.plan.method.loss) is None
-    assert resolve_training(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
+    assert validation_loss(context, loss) == good
+    assert (worse or 0) > (good or 0) > 0
+    assert validation_loss(replace(context, samples={"train": context.samples["train"]}), loss) is None
 
 
 @pytest.mark.complete
 def test_patience_stops_a_run_that_gets_no_better(tiny: Any) -> None:
     method = SurgicalAggregation(local=LocalTraining(lr=0.2, batch_size=8))
     server = tiny(method, rounds=30, patience=3).run()
-    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
-    losses = [line["validation"]["loss"] for line in lines]
-    best = min(range(len(losses)), key=lambda i: losses[i]) + 1
+    losses = [line["validation"]["loss"] for line in read_records(server.record.folder / "history.jsonl")]
     assert server.round < 30
-    assert server.selected_round == best
+    assert server.selected_round == losses.index(min(losses)) + 1
     # One round late: a model is measured when the next one is trained.
-    assert server.round == best + 3 + 1
+    assert server.round == server.selected_round + 3 + 1
