@@ -1,4 +1,4 @@
-"""Every method where the encoder is frozen, or adapters of it alone are trained: what moves, and what travels."""
+"""Every method where the encoder is frozen, or adapters of it alone are trained: what moves and travels."""
 
 from __future__ import annotations
 
