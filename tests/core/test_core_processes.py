@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import math
 import os
 import platform
@@ -30,37 +29,19 @@ from suture.core.processes import (
     wait_for_end,
     without_interrupts,
 )
-from suture.execution import simulator
-from suture.flare.kit import Kit
-from suture_admin import processes
 
 
-@pytest.mark.parametrize(
-    ("limit", "affinity", "usable"),
-    [
-        (None, 8, 8),
-        (None, 3, 3),
-        (None, None, 64),  # a system without affinity
-        ("max 100000\n", 8, 8),
-        ("200000 100000\n", 8, 2),
-        ("150000 100000\n", 8, 2),
-        ("5000 100000\n", 8, 1),
-        ("1600000 100000\n", 8, 8),
-        ("unknown\n", 8, 8),
-    ],
-)
-def test_a_process_uses_no_more_cores_than_it_may(
-    limit: str | None, affinity: int | None, usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_uses_no_more_cores_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(None, 8), ("max 100000", 8), ("150000 100000", 2), ("5000 100000", 1), ("1600000 100000", 8)]
     monkeypatch.setattr(cores, "_CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    if affinity:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(affinity), raising=False)
-    else:
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    if limit:
-        (tmp_path / "cpu.max").write_text(limit)
-    assert usable_cores() == usable
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
+    for limit, usable in [*limits, ("unknown", 8)]:
+        if limit:
+            (tmp_path / "cpu.max").write_text(limit + "\n")
+        assert usable_cores() == usable
+    monkeypatch.delattr(os, "sched_getaffinity")  # a system without affinity
+    assert usable_cores() == 64
 
 
 @pytest.mark.complete
@@ -296,29 +277,3 @@ def test_another_system_is_left_as_it_is(library: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert not keep_memory()
-
-
-def test_the_command_line_and_the_processes_that_it_starts_keep_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    seen: list[dict[str, str]] = []
-
-    def start(*_: object, env: dict[str, str], **__: object) -> None:
-        seen.append(env)
-        raise InterruptedError
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    (tmp_path / "job.json").write_text('{"sites": []}')
-    with pytest.raises(InterruptedError):
-        simulator.simulate(tmp_path, 1)
-    with pytest.raises(InterruptedError):
-        processes.start(tmp_path, [Kit(tmp_path, "site", "alpha", "p", "host", 1, "server")])
-    assert [env["MALLOC_ARENA_MAX"] for env in seen] == ["1", "1"]
-
-    called: list[bool] = []
-    app = importlib.import_module("suture.cli.app")  # not the Typer that its package shows under this name
-    monkeypatch.setattr(app, "keep_memory", lambda: called.append(True))
-    monkeypatch.setattr("sys.argv", ["suture", "--version"])
-    with pytest.raises(SystemExit):
-        app.main()
-    assert called

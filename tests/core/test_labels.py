@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 
 from suture.core import labels
-from suture.core.errors import ConfigError, LabelError, RejectedUpdate
+from suture.core.errors import ConfigError, LabelError
 from suture.core.labels import (
     LabelSet,
     Synonyms,
@@ -25,15 +25,12 @@ from suture.core.labels import (
 )
 from suture.core.vocabulary import CANONICAL
 from suture.data.batch import Augmentation
-from suture.data.config import SiteConfig
 from suture.execution.job import load_job
 from suture.execution.run import run_job
 from suture.federation.plan import Plan
 from suture.flare.recipe import export_job
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import SiteInfo
-from suture.protocol.packing import Packed, pack, unpack
 from world import refused, site_config
 
 words = st.text(st.characters(categories=("L", "N"), include_characters=" _-"), min_size=1).filter(
@@ -221,33 +218,17 @@ def test_plain_names_pass() -> None:
         check_sites(["a", "all"])
 
 
-@pytest.mark.parametrize("name", ["", "x\n", "x" * 201, "a\\b", "..", "a\x00b", "a\u202eb", "\u200b", "a\tb"])
-def test_a_label_that_is_none_is_refused_where_it_is_made_and_where_it_crosses(name: str) -> None:
-    with pytest.raises(LabelError) as caught:
-        check_label(name)
-    assert str(caught.value).isprintable()
-    info = pack(SiteInfo(("Mass",), {"train": 3}, 1, "code"))
-    for key, value in (("labels", [name]), ("counts", {name: None})):
-        with refused(key, by=RejectedUpdate):
-            unpack(Packed({}, {**info.header, key: value}))
-
-
-def test_labels_of_a_sites_file(tmp_path: Path) -> None:
-    def read(**keys: object) -> SiteConfig:
-        return site_config(tmp_path, data={"dataset": "hospital", "root": "i", "table": "t.csv", **keys})
-
-    faulty: list[dict[str, Any]] = [
-        {"labels": ["Mass", "a\u202eb"]},
-        {"target": ""},
-        {"synonyms": {"x": "\u202e"}},
-        {"labels": ["Hernia", "Mass?"]},
-    ]
-    for keys in faulty:
-        with refused(tmp_path / "suture.toml", *keys, by=ConfigError):
-            read(**keys)
-    # A label with other signs needs a synonym.
-    own = read(labels=["Hernia", "Mass?"], synonyms={"mass?": "Mass"})
-    assert own.data.labels == ("Hernia", "Mass?")
+def test_a_label_with_other_signs_needs_a_synonym(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "dataset": "hospital",
+        "root": "i",
+        "table": "t.csv",
+        "labels": ["Hernia", "Mass?"],
+    }
+    with refused(tmp_path / "suture.toml", "labels", "'Mass?'", by=ConfigError):
+        site_config(tmp_path, data=own)
+    config = site_config(tmp_path, data={**own, "synonyms": {"mass?": "Mass"}})
+    assert config.data.labels == ("Hernia", "Mass?")
 
 
 def test_names_on_the_command_line_and_at_the_server(tmp_path: Path, tiny: Any) -> None:

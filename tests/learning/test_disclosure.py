@@ -339,18 +339,15 @@ def test_a_site_bounds_what_one_image_adds_to_its_loss() -> None:
         assert measured(part, -right, labels, split).loss == 5.0
 
 
-@pytest.mark.parametrize(
-    ("value", "samples", "min_loss", "sent"),
-    [
+def test_training_loss() -> None:
+    for value, samples, min_loss, sent in (
         (0.3456789, 400, 20, 0.34),
         (0.3456789, 400, 0, 0.345679),
         (0.3456789, 19, 20, None),
         (1e6, 400, 20, 5.0),
         (None, 400, 20, None),
-    ],
-)
-def test_training_loss(value: float | None, samples: int, min_loss: int, sent: float | None) -> None:
-    assert training_loss(value, samples, PrivacyConfig(min_loss=min_loss)) == sent
+    ):
+        assert training_loss(value, samples, PrivacyConfig(min_loss=min_loss)) == sent
 
 
 # Groups
@@ -424,16 +421,10 @@ def ranges(
     classes: int,
     step: int,
 ) -> dict[tuple[str, int], tuple[float, float]]:
-    """Return between which numbers each small cell (group, class) may lie, from all that leaves a site.
+    """Between which numbers each small cell (group, class) may lie, from all that leaves a site.
 
-    Args:
-        small: the cells that are asked for.
-        groups: their names, which somebody may know although not all leave.
-        totals: images of each class whose number leaves, rounded to `step`.
-        sizes: images of the groups whose number leaves.
-        known: cells that leave, rounded to `step`, and of `min_count` images or more.
-        n: number of images.
-        classes: number of classes.
+    That is numbers of images of classes (`totals`) and of large cells (`known`), rounded to `step`, and of
+    groups (`sizes`), of `n` in all; somebody may know the names of groups that do not leave.
     """
     cells = [(group, kind) for group in sorted(groups) for kind in range(classes)]
     rows = [([cell[0] == group for cell in cells], size) for group, size in sizes.items()]

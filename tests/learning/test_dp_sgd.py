@@ -21,7 +21,7 @@ from hypothesis_profiles import examples
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import MILD, Augmentation, Batch, Samples
-from suture.learning.dp_sgd import PatientPrivacy, example_gradients, gaussian, uniform
+from suture.learning.dp_sgd import PatientPrivacy, gaussian, uniform
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, NonFiniteLoss, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
@@ -90,23 +90,6 @@ def test_the_steps_of_an_epoch() -> None:
     assert LocalTraining(batch_size=4).draws_of(9) == (4 / 9, 3)  # 9 / 4, rounded up
     assert LocalTraining(batch_size=4, iterations=5).draws_of(9) == (4 / 9, 5)
     assert LocalTraining(batch_size=4).draws_of(2) == (1.0, 1)
-
-
-def test_the_gradients_of_images_are_those_of_batches_of_one() -> None:
-    site = context()
-    site.model.eval()
-    samples = site.samples["train"]
-    batch = samples.batch(torch.arange(len(samples)))
-    ready = Batch({"image": SPEC.preprocessing(batch.inputs["image"])}, batch.y, batch.known)
-    objective = on_known(masked_bce)
-    found = example_gradients(site.model, objective, ready)
-    for row in range(len(samples)):
-        one = Batch({"image": ready.inputs["image"][[row]]}, ready.y[[row]], ready.known[[row]])
-        site.model.zero_grad()
-        objective(site.model, one).backward()
-        for name, parameter in site.model.named_parameters():
-            assert parameter.grad is not None
-            assert torch.allclose(found[name][row], parameter.grad, atol=1e-6), name
 
 
 def test_a_round_is_that_of_opacus_with_the_same_draws() -> None:

@@ -17,7 +17,6 @@ from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Augmentation, Samples
-from suture.learning import evaluation as one_sided
 from suture.learning.evaluation import (
     NOTHING,
     Measurement,
@@ -350,22 +349,6 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target(beta
     assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
     plain = expect_context(context, LabelSet(own.names), ROUND).samples["train"]
     assert torch.equal(plain.y.isnan(), y.isnan())
-
-
-def test_a_class_below_in_every_image_of_the_class_leaves_nothing_to_the_others(
-    beta: Beta, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the images show it, and the mean of p is a half: rho = 1, and so q = 0."""
-    context, own, hernia, mass = beta
-    monkeypatch.setattr(one_sided, "as_trained", lambda site, _: torch.zeros(site.samples["train"].y.shape))
-    train = context.samples["train"]
-    half = len(train) // 2
-    y = train.y[: 2 * half].clone()
-    y[:half, hernia], y[half:, hernia], y[:, mass] = 1, 0, torch.nan
-    part = replace(train.rows(torch.arange(2 * half)), y=y)
-    taught = expect_context(replace(context, samples={"train": part}), own, ROUND).samples["train"].taught
-    assert taught is not None
-    assert taught[half:, mass].tolist() == [0] * half
 
 
 def test_validation_and_counts_know_nothing_of_them() -> None:

@@ -9,16 +9,14 @@ import pytest
 import torch
 from small_site import LABELS, images_of, samples_of, small_site
 
-from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
-from suture.data.batch import STRONG, Samples, augment
-from suture.federation.site.diagnostics import OPTIONS, compile_backbone
+from simulated_device import NAME, WAITS, Simulated, live_bytes
+from suture.data.batch import STRONG, Samples
 from suture.learning import training
 from suture.learning.losses import masked_bce
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
-    activation_bytes,
     fit,
     on_known,
     predict,
@@ -109,28 +107,6 @@ def test_a_step_of_pretraining_waits_for_nothing(color: bool) -> None:
         loss = trainer.step(torch.arange(8))
         assert not WAITS
         assert loss.device.type == NAME
-
-
-@pytest.mark.complete
-def test_memory_and_compiling_are_checked_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPTIONS, "kernels", {"backend": "eager"})  # type: ignore[arg-type]
-    with Simulated():
-        assert activation_bytes(site(NAME), LOSS) == activation_bytes(site("cpu"), LOSS)
-        compile_backbone(site(NAME), LOSS, "kernels")
-
-
-def test_strong_views_of_large_images_take_no_more_operations() -> None:
-    """The median filter works block by block for a CPU's cache; to a GPU each block is more operations."""
-    found = []
-    with Simulated():
-        for side in (32, 300):
-            pixels = torch.rand(16, 1, side, side, generator=torch.Generator().manual_seed(1))
-            there = pixels.to(NAME)
-            OPERATIONS.clear()
-            seen = augment(there, torch.Generator().manual_seed(1), STRONG)
-            found.append(OPERATIONS.total())
-            assert torch.equal(seen.cpu(), augment(pixels, torch.Generator().manual_seed(1), STRONG))
-    assert found[0] == found[1] < 500
 
 
 @pytest.mark.complete

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,19 +164,6 @@ def test_one_generator_for_order_and_views_is_drawn_from_as_ever() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_numbers_that_labels_decide_join_the_inputs() -> None:
-    """They are found in the labels as they are read, of every batch, and change nothing else."""
-    plain, found = (
-        list(training_batches(context(), LOCAL, generator_for("order"), generator_for("views"), rows=rows))
-        for rows in (None, lambda batch: {"positive": (batch.y[:, 0] == 1).nonzero().flatten()})
-    )
-    assert len(plain) == len(found) > 1
-    for one, other in zip(plain, found, strict=True):
-        assert other.inputs["positive"].tolist() == [i for i, y in enumerate(one.y.tolist()) if y[0] == 1]
-        assert torch.equal(one.inputs["image"], other.inputs["image"])
-    assert 0 < sum(len(batch.inputs["positive"]) for batch in found) < 9
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("error", [MemoryError("full"), DataError("images.npy is cut off")])
 def test_what_reading_raises_reaches_the_round(prefetch: int, error: Exception) -> None:
@@ -316,28 +301,6 @@ def test_a_step_is_no_longer_than_its_clipped_gradient() -> None:
     torch.testing.assert_close(steps[1], steps[0] * 0.25 / steps[0].norm(), rtol=1e-3, atol=1e-6)
 
 
-def test_a_batch_is_made_when_the_step_before_is_done() -> None:
-    """A method may bring its own batches; a teacher that follows each step labels the next one."""
-    site, events = context(4), []
-    given = Batch({"image": torch.zeros(4, 1, 16, 16)}, *site.samples["train"].targets())
-
-    def batches(shuffle: torch.Generator, noise: torch.Generator) -> Iterator[Batch]:
-        assert shuffle.initial_seed() != noise.initial_seed()
-        for _ in range(2):
-            events.append("batch")
-            yield given
-
-    def objective(model: Classifier, batch: Batch) -> torch.Tensor:
-        assert batch is given
-        events.append("loss")
-        return model(batch.inputs).sum()
-
-    local = LocalRound(LocalTraining(lr=1e-2, epochs=2), "average", 1, 1)
-    noted = {"after_step": lambda: events.append("step"), "after_epoch": lambda: events.append("epoch")}
-    fit(site, objective, local, batches=batches, **noted)  # type: ignore[arg-type]
-    assert events == [*["batch", "loss", "step"] * 2, "epoch"] * 2
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "Adam": {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},
@@ -366,23 +329,6 @@ def test_steps_are_those_of_torch(name: str) -> None:
     assert len(ours) == len(theirs) > 2
     assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
     assert all(not tensor.grad_fn for tensor in ours), "a step was recorded for the gradient"
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from small_job import SMALL
-from suture.execution.run import run_job
-run_job(SMALL, "local", Path(sys.argv[1]))
-print("compiler:", "torch._dynamo" in sys.modules)
-"""
-
-
-@pytest.mark.complete
-def test_a_process_that_trains_does_not_import_the_compiler(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", SCRIPT, str(tmp_path / "r")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert done.stdout.splitlines()[-1] == "compiler: False"
 
 
 # Batches that fit the memory

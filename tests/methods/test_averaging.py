@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples, columns
 from suture.federation.server.global_model import initial
-from suture.federation.site.site import Site
 from suture.learning.losses import balanced_ce, weighted_bce
 from suture.learning.samples import pool
 from suture.learning.training import LocalTraining, SiteContext
@@ -234,22 +231,6 @@ def test_a_merge_of_merges_is_the_merge(nodes: list[Update | Tree]) -> None:
             assert float((tensor - other[name]).abs().max()) <= 1e-12 * max(size, 1.0)
 
 
-def test_by_hand_with_a_class_that_only_one_sub_tree_has() -> None:
-    def site(label: str, value: float, weight: float) -> Update:
-        row = {"head": torch.full((1, WIDTH), value, dtype=torch.float64)}
-        shared = {"w": torch.full((WIDTH,), value, dtype=torch.float64)}
-        return Update(1, (label,), shared, row, torch.tensor([weight], dtype=torch.float64), weight)
-
-    left = Tree([site("Mass", 1.0, 1.0), site("Mass", 4.0, 2.0), site("Edema", 6.0, 0.0)])
-    right = Tree([site("Mass", 9.0, 3.0), site("Nodule", 5.0, 2.0)])
-    assert merged(left).class_weights.tolist() == [0.0, 3.0]  # Edema's row has no owner
-    tree = mean_of([merged(left), merged(right)])
-    rows = dict(zip(CLASSES, tree.head()["head"][:, 0].tolist(), strict=True))
-    # Mass: (1 + 8 + 27) / 6; Nodule of one sub-tree: 5; the others keep the row that they had.
-    assert rows == {"Edema": 9.0, "Hernia": 9.0, "Mass": 6.0, "Nodule": 5.0, "Pneumonia": 9.0}
-    assert tree.shared()["w"][0].item() == (1 + 8 + 27 + 10) / 8
-
-
 OF_CLASS_TENSORS = {"fedalign", "fedmlp", "creff", "afl"}
 """Their means, or sums, of tensors of classes have weights of their own, which `merged` does not pass on."""
 
@@ -398,32 +379,6 @@ def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
         received_weights(silent, "known", "multilabel")
     assert received_weights(silent, "none", "multilabel") is None
     assert received_weights(silent, "known", "multiclass") is None
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
-def test_every_payload_of_a_federation_carries_them(
-    name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negatives by positives of the sites that know a class, counted here from their tables."""
-    seen: list[TaskData] = []
-    answer = Site.answer
-    monkeypatch.setattr(Site, "answer", lambda self, task: seen.append(task) or answer(self, task))
-    kind: Any = METHODS[name]
-    federation = tiny(kind(local=LocalTraining(lr=1e-2, iterations=1, batch_size=8)), rounds=2)
-    server = federation.run()
-    labels: dict[str, list[int]] = {}
-    for config in federation.configs.values():
-        with Path(config.data.table).open(newline="") as file:
-            for row in csv.DictReader(file):
-                for label in server.registry.labels if row["split"] == "train" else ():
-                    labels.setdefault(label, []).extend([int(row[label])] if label in row else [])
-    expected = {label: y.count(0) / y.count(1) for label, y in labels.items()}
-    trained = [payload for payload in seen if payload.task == "train"]
-    assert len(trained) == 2 * 3
-    for payload in trained:
-        assert payload.channels[NAME].tolist() == pytest.approx([expected[x] for x in payload.labels])
-    assert len({round(weight, 3) for weight in expected.values()}) > 1
 
 
 # What a site does not annotate, and what it does not know of its own classes, are two things

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +21,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters, add_adapters, merge_adapters
 from suture.models.classifier import ENCODER, Classifier, frozen_copy, train_mode
-from suture.models.saved import load_model, weights_digest
+from suture.models.saved import load_model
 from suture.protocol.messages import Update
 from suture.protocol.packing import Packed, load
-from suture_results.model_export.bundle import write_bundle
-from suture_results.model_export.onnx import write_onnx
-from suture_results.model_export.program import write_torch
-from suture_results.prediction import open_model
 from suture_synthetic.method_checks import (
     SMALL,
     a_warm_up_trains_the_head_alone,
@@ -225,19 +220,6 @@ def test_a_model_of_other_classes_gets_the_encoder_that_the_site_holds() -> None
         assert all(torch.equal(state[name], tensor) for name, tensor in payload.fixed.items())
 
 
-def test_sites_that_draw_their_own_part_have_the_same_encoder() -> None:
-    method = conformant("pmfl")
-    method = replace(method, share=replace(method.share, init="own"))
-    with Trial(method, replace(FROZEN, hidden=4), "multilabel") as trial:
-        held = []
-        for site in ("alpha", "beta"):
-            trial.update(site)
-            held.append(trial.sites[site].trainer.model(trial.payload(site).labels).state_dict())
-        for name, tensor in trial.server.model.fixed.items():
-            assert torch.equal(held[0][name], tensor), name
-            assert torch.equal(held[1][name], tensor), name
-
-
 @pytest.mark.parametrize("model", [FROZEN, model_of("ffa-lora")], ids=["frozen", "adapters"])
 def test_half_precision_leaves_the_encoder_exact(model: ModelSpec) -> None:
     with Trial(conformant("fedavg"), model, "multilabel", transport="float16") as trial:
@@ -258,30 +240,6 @@ def test_what_is_declared_and_clipped_is_what_is_trained() -> None:
         moved = [update.shared[n] - payload.shared[n] for n in update.shared]
         moved += [update.head[n] - payload.head[n] for n in update.head]
         assert float(torch.cat([t.flatten() for t in moved]).norm()) == pytest.approx(1e-3, rel=1e-3)
-
-
-@pytest.mark.complete
-def test_exports_have_the_figures_of_the_last_round(tmp_path: Path) -> None:
-    """As ONNX, as a program and as a bundle: encoder, merged adapters and head."""
-    import onnxruntime as ort
-
-    model = replace(LORA, name="timm:test_vit")
-    with Trial(conformant("surgical"), model, "multilabel") as trial:
-        trial.run()
-        served, folder = classifier(trial.server.model, trial.plan), trial.folder / "run" / "model"
-        paths = write_onnx(folder, tmp_path), write_torch(open_model(folder), tmp_path)
-        bundle = write_bundle(folder, tmp_path / "bundle")
-        digest = weights_digest(folder)
-    assert any(tensor.any() for name, tensor in served.state_dict().items() if ".lora_B." in name)
-    images = torch.randint(0, 256, (4, 1, 16, 16), dtype=torch.uint8)
-    with torch.no_grad():
-        wanted = served({"image": model.preprocessing(images)}).sigmoid()
-        program = torch.export.load(paths[1]).module()(images)
-    session = ort.InferenceSession(str(paths[0]), providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {"image": images.numpy()})[0])
-    assert (found - wanted).abs().max() <= 1e-5
-    assert (program - wanted).abs().max() <= 1e-6
-    assert digest in "".join(p.read_text() for p in bundle.rglob("*.json"))
 
 
 def factors(kind: str, a: list[float], b: list[float]) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -168,14 +168,3 @@ def test_rows_follow_their_classes_when_others_join(tiny: Any) -> None:
     rows = joined.kept["before/head.weight"]
     assert rows.any(dim=1).tolist() == [False, True, True, True]
     assert joined.kept["rounds"].tolist() == [1]
-
-
-@pytest.mark.complete
-def test_a_site_that_missed_a_round_has_what_it_kept_last(tiny: Any) -> None:
-    federation = tiny(Counting(local=LOCAL), rounds=3, min_sites=2)
-    loop = Loop(federation.sites())
-    server = begun(federation.server(), loop)
-    for without in ("", "alpha", ""):
-        one_round(server, loop, without)
-    assert kept_by("alpha") == [0, 1]
-    assert kept_by("beta") == [0, 1, 2]

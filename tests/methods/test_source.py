@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ import suture
 import suture.learning
 import suture.methods
 import suture.testing
-import suture_papers
 from federated import at_site, random_batch
 from packages import installed
 from suture.core.errors import ConfigError
 from suture.data.batch import Batch
-from suture.learning.training import Fitted
 from suture.methods import METHODS, _load, method_class, outside
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, Share, SharingSpec, hyperparameters
@@ -37,22 +34,6 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models.classifier import Layout
 from world import refused
 from world import suture as command
-
-
-def test_no_update_lacks_what_was_measured() -> None:
-    """All methods make theirs by one function, of numbers that none can leave out."""
-    makers = {
-        (path.stem, function.name)
-        for package in (suture.methods, suture.learning, suture_papers)
-        for path in Path(str(package.__file__)).parent.rglob("*.py")
-        if "Update(" in (text := path.read_text())
-        for function in ast.walk(ast.parse(text))
-        if isinstance(function, ast.FunctionDef)
-        for call in ast.walk(function)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Update"
-    }
-    assert makers == {("averaging", "update_of")}
-    assert all(one.default is one.default_factory is MISSING for one in fields(Fitted))
 
 
 def test_what_travels_and_what_labels_mean_follow_the_settings() -> None:
