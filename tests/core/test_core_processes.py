@@ -232,12 +232,8 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
-
 IN_A_THREAD = "thread = threading.Thread(target=use); thread.start(); thread.join()"
-
-
 PAGES = 64_000_000 // 4096
-
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 

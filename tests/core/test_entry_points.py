@@ -30,7 +30,6 @@ def test_the_package_and_its_distribution_agree() -> None:
 
 NOWHERE = Path("nowhere")
 
-
 USES: list[tuple[str, str, Callable[[], object]]] = [
     ("plots", "matplotlib", lambda: explain_files(NOWHERE, [NOWHERE], NOWHERE)),
     ("plots", "matplotlib", lambda: example_images(NOWHERE)),

@@ -433,7 +433,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "names.safetensors": lambda path: name_vectors(("a",), 4, str(path)),
 }
 
-
 LOW = ("a", "b", "c", "d", "a.toml", "a.png", "a.tar.gz", "a.zip", "a.safetensors")
 """The readers whose callers turn an error of the system into one for users."""
 

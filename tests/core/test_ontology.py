@@ -41,16 +41,12 @@ from world import refused
 
 NAN = np.nan
 
-
 LUNG = Relations(
     {"Consolidation": ("Lung Opacity",), "Edema": ("Lung Opacity",), "Lung Opacity": ("Abnormal",)},
     exhaustive=(("Lung Opacity", ("Consolidation", "Edema")),),
 )
 
-
 NAMES = ("Abnormal", "Lung Opacity", "Consolidation", "Edema")
-
-
 EXCLUSIVE = Relations(LUNG.parents, exclusive=(("Consolidation", "Edema"),))
 
 
@@ -323,7 +319,6 @@ def test_what_the_chest_says() -> None:
 
 
 ON = datetime.date(2026, 11, 25)
-
 
 FILE = """\
 areas = ["chest"]

@@ -20,7 +20,6 @@ from world import refused
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
-
 TEXT = """
 title = "t"
 source = "s"

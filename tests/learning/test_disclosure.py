@@ -53,8 +53,6 @@ from suture.protocol.messages import ClassScore, Metrics
 from suture_papers.fedlsm.fedlsm import FedLSM
 
 NAMES = ("A", "B", "C", "D")
-
-
 LIMITS = PrivacyConfig()
 
 
@@ -354,11 +352,7 @@ def test_training_loss() -> None:
 
 
 OPEN = PrivacyConfig.of_public_data("own")
-
-
 FIVE = OPEN.model_copy(update={"min_count": 5})
-
-
 ONE = LabelSet(("Mass",))
 
 
@@ -405,7 +399,6 @@ Labels = st.dictionaries(
     min_size=5,
 ).map(lambda cells: [cell for cell, n in cells.items() for _ in range(n)])
 """The group and the kind of each image, from numbers of images on both sides of `min_count`."""
-
 
 STEPS = (1, 2, 7, 10)
 """What counts are rounded to: with `min_count` 5, to 10 at most."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,11 +68,7 @@ def measured(
 
 # Edema, Mass and Nodule, which the site does not annotate.
 LOGITS = [[2.0, 0.0, 9.0], [1.0, 0.0, 9.0], [0.0, 0.0, 9.0], [-1.0, 0.0, 9.0]]
-
-
 Y = [[1.0, 1.0, NAN], [0.0, 0.0, NAN], [1.0, 0.0, NAN], [0.0, 0.0, NAN]]
-
-
 THREE = ("Edema", "Mass", "Nodule")
 OWN = LabelSet(("Mass", "Edema"))
 
@@ -115,8 +110,6 @@ def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> N
 
 # A and B; the last image is of neither.
 SINGLE = [[2.0, 1.0], [3.0, 9.0], [0.0, 1.0], [5.0, 0.0]]
-
-
 ONE_HOT = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
 
 
@@ -315,21 +308,11 @@ def test_positives_and_targets_balance_each_other(p: float, rho: float) -> None:
     assert rho * p + (1 - rho * p) * q == pytest.approx(p)
 
 
-@pytest.fixture
-def beta() -> Iterator[tuple[SiteContext, LabelSet, int, int]]:
-    """A site that knows positives alone of Mass, of which Hernia is one, and the columns of both."""
+def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() -> None:
     with Trial(SurgicalAggregation(), SMALL, "multilabel", one_sided=True) as trial:
         received, site = trial.payload("beta"), trial.sites["beta"]
-        context = site.trainer.context(received, site.states.before(received))
-        hernia, mass = (context.model.labels.index(name) for name in ("Hernia", "Mass"))
-        yield context, site.trainer.data[0], hernia, mass
-
-
-Beta = tuple[SiteContext, LabelSet, int, int]
-
-
-def test_only_unknown_labels_of_images_without_any_class_below_get_a_target(beta: Beta) -> None:
-    context, own, hernia, mass = beta
+        context, own = site.trainer.context(received, site.states.before(received)), site.trainer.data[0]
+    hernia, mass = (context.model.labels.index(name) for name in ("Hernia", "Mass"))
     assert own.one_sided == {"Mass": ("Hernia",)}
     before = context.samples["train"]
     y = before.y.clone()

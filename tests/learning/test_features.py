@@ -36,8 +36,6 @@ from suture_synthetic.trial import SITES, Trial
 from world import refused
 
 HEAD = replace(SMALL, train="head")
-
-
 IMAGES_EACH_STEP = replace(HEAD, views=0)
 
 

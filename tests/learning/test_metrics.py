@@ -37,18 +37,12 @@ from suture.protocol.messages import ClassScore
 from world import refused
 
 Y = [0, 0, 1, 1, 0, 1]
-
-
 S = [0.1, 0.4, 0.35, 0.8, 0.2, 0.7]
-
-
 NAN = math.nan
 
 
 # A few distinct scores, so that ties are the rule.
 PAIRS = st.lists(st.tuples(st.sampled_from([0, 1]), st.integers(0, 5)), min_size=2, max_size=40)
-
-
 BOTH = PAIRS.filter(lambda pairs: len({y for y, _ in pairs}) == 2)
 
 

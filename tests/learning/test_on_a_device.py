@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from small_site import LABELS, images_of, samples_of, small_site
 
 from simulated_device import NAME, WAITS, Simulated, live_bytes
-from suture.data.batch import STRONG, Samples
+from suture.data.batch import Samples
 from suture.learning import training
 from suture.learning.losses import masked_bce
 from suture.learning.training import (
@@ -20,7 +19,6 @@ from suture.learning.training import (
     fit,
     on_known,
     predict,
-    training_batches,
 )
 from suture.models import ModelSpec
 from suture.models.encoders import TextLSTM
@@ -30,8 +28,6 @@ from suture_results.model_export.explanation import explain
 from suture_results.prediction import Model
 
 SPEC = ModelSpec("cnn", size=32)
-
-
 LOSS = on_known(masked_bce)
 
 
@@ -119,22 +115,3 @@ def test_between_rounds_a_site_holds_its_model_alone() -> None:
         local = LocalTraining(batch_size=8, epochs=1)
         fit(there, LOSS, LocalRound(local, "average", 1, 1))
         assert model <= live_bytes() - before <= 1.01 * model
-
-
-@pytest.mark.parametrize("work", ["training", "predicting", "pretraining"])
-def test_copies_of_large_images_are_not_waited_for(work: str) -> None:
-    """A batch of 16 images of 96 px is 144 KiB, and the noise of a strong view more."""
-    data, g, noise = samples_of(48, 96), torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
-    with Simulated():
-        there = replace(site(NAME, replace(SPEC, size=96)), samples={"train": data}, batch_size=16)
-        there = replace(there, augmentation=STRONG)
-        trainer = Trainer(data.inputs["image"], Pretraining(size=96, batch_size=16, queue=16), 1, NAME)
-        works: dict[str, Callable[[], object]] = {
-            "training": lambda: list(training_batches(there, LocalTraining(batch_size=16), g, noise)),
-            "predicting": lambda: predict(there, data),
-            "pretraining": lambda: trainer.step(torch.arange(16)),
-        }
-        works[work]()  # copies the constants of the normalisation
-        WAITS.clear()
-        works[work]()
-        assert WAITS.total() == (work == "predicting")

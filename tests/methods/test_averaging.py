@@ -42,8 +42,6 @@ from suture.protocol.messages import Labels, TaskData, Update, ones
 from world import refused
 
 C = ("A", "B", "C")
-
-
 FIRST = RoundContext(1, Phase("main", 1), 0)
 
 
@@ -59,8 +57,6 @@ def start() -> WeightedMean:
 
 
 ONE = update(("A", "B"), [[1, 2], [3, 4], [0, 1]], [0.1, 0.2], 10)
-
-
 TWO = update(("B", "C"), [[5, 6], [7, 8], [2, 3]], [0.4, 0.8], 30)
 
 
@@ -154,11 +150,7 @@ def test_how_many_updates_wait_to_be_added_together_changes_no_bit(
 
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
-
-
 WIDTH = 3
-
-
 WEIGHTS = st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 1e6])
 
 
@@ -263,8 +255,6 @@ def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(nam
 
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
-
-
 LOCAL = LocalTraining(lr=1e-2, batch_size=64)
 
 
@@ -385,14 +375,8 @@ def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
 
 
 NAN = float("nan")
-
-
 OWN = LabelSet(("A", "B"))
-
-
 UNION = LabelSet(("A", "B", "C"))
-
-
 SITE = Samples({"x": torch.zeros(2, 1)}, torch.tensor([[1.0, NAN], [0.0, 1.0]]), ("p", "q"))
 """The site has not read B in its first image, and annotates no C."""
 

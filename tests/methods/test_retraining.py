@@ -37,11 +37,7 @@ from suture_synthetic.trial import SITES, Trial, least_rounds
 from world import refused
 
 SMALL = ModelSpec("cnn", size=16)
-
-
 RETRAIN = Retraining(rounds=2, epochs=2, batch_size=8)
-
-
 CRT = Decoupling(local=LOCAL, retrain=RETRAIN)
 
 
@@ -227,32 +223,6 @@ def test_the_result_is_a_model_after_the_retraining_even_where_one_before_is_bet
         trial.server.schedule = replace(trial.server.schedule, patience=1)
         trial.run()
         assert trial.server.round >= 5
-
-
-class AtServer:
-    """Labelled data at the server, by which every round is worse than the one before."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-
-    def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
-        self.rounds += 1
-        return {"server_auroc": {"Mass": 1 / self.rounds}}
-
-    def check_groups(self, labels: object) -> None: ...
-
-    def take_names(self, registry: object) -> None: ...
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize(("method", "expected"), [(CRT, 4), (FedAvg(local=LOCAL), 1)])
-def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
-    with Trial(method, SMALL, "multiclass", rounds=3) as trial:
-        server, data = trial.server, AtServer()
-        server.schedule = replace(server.schedule, selection="server_metric")
-        server.aggregator = replace(server.aggregator, schedule=server.schedule, held_out=data)  # type: ignore[arg-type]
-        list(rounds_of(trial))
-        assert trial.server.selected_round == expected
 
 
 def restarted(trial: Trial, after: int, rounds: int) -> None:

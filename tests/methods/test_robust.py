@@ -24,11 +24,7 @@ from suture.protocol.messages import Update, ones
 from world import refused
 
 FIRST = RoundContext(1, Phase("main", 1), 0)
-
-
 KINDS = ("median", "trimmed", "clip", "centered", "krum")
-
-
 C = ("A", "B")
 
 

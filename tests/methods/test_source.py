@@ -116,7 +116,6 @@ class Near(LocalAveraging):
     labels = LabelUse(view="own")
 """
 
-
 Install = Callable[..., Path]
 
 
@@ -261,7 +260,6 @@ def test_a_change_of_source_or_of_the_vocabulary_changes_the_hash(
 
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "suture-fedprox-l1"
-
 
 SMALL = ("--set", "simulation.images=60", "--set", "simulation.held_out=60", "--set", "method.local.epochs=1")
 
