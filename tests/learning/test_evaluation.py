@@ -332,6 +332,11 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
     plain = expect_context(context, LabelSet(own.names), ROUND).samples["train"]
     assert torch.equal(plain.y.isnan(), y.isnan())
+    # Images of the class below beyond those that the model expects of the class leave nothing to the others.
+    y[:], y[:-1, hernia], y[-1, hernia] = torch.nan, 1, 0
+    context = replace(context, samples={"train": replace(before, y=y)})
+    taught = expect_context(context, own, ROUND).samples["train"].targets()[0]
+    assert taught[-1, mass] == 0
 
 
 def test_validation_and_counts_know_nothing_of_them() -> None:

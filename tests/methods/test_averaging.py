@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.testing import assert_close
 
 from hypothesis_profiles import examples
@@ -32,7 +31,6 @@ from suture.methods.base import (
     LabelStatistics,
     Phase,
     RoundContext,
-    with_channels,
 )
 from suture.methods.composed import NAME, class_weights, received_weights
 from suture.methods.fedavg import FedAvg
@@ -103,17 +101,6 @@ def test_single_owner_row_is_unchanged_bit_by_bit(values: list[float]) -> None:
     assert torch.equal(mean.head()["weight"][1], row[0])
 
 
-@given(st.integers(1, 6), st.integers(0, 2**31))
-def test_mean_lies_between_the_smallest_and_the_largest(sites: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = [torch.randn(4, generator=generator) for _ in range(sites)]
-    mean = WeightedMean((), {"w": torch.zeros(4)}, {})
-    for tensor in tensors:
-        mean.add(Update(1, (), {"w": tensor}, {}, ones(())))
-    stacked, got = torch.stack(tensors), mean.shared()["w"]
-    assert bool((got >= stacked.min(0).values - 1e-6).all() and (got <= stacked.max(0).values + 1e-6).all())
-
-
 @given(
     st.lists(st.floats(0, 100, width=32), min_size=1, max_size=7),
     st.integers(0, 300),
@@ -146,19 +133,11 @@ def test_how_many_updates_wait_to_be_added_together_changes_no_bit(
         assert all(torch.equal(one[name], expected) for one in found)
 
 
-# Means of sub-trees, with their weights for each class, have the mean of all sites as their mean
-
+# Means of groups of sites, with their weights for each class, have the mean of all sites as their mean
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
 WIDTH = 3
 WEIGHTS = st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 1e6])
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Sites under a relay: either updates, or relays."""
-
-    sites: Sequence[Update | Tree]
 
 
 @st.composite
@@ -173,82 +152,37 @@ def updates(draw: st.DrawFn) -> Update:
     return Update(1, labels, shared, {"head": rows}, weights, draw(WEIGHTS))
 
 
-TREES = st.recursive(
-    updates(), lambda inner: st.builds(Tree, st.lists(inner, min_size=1, max_size=4)), max_leaves=12
-)
-
-
-def leaves(node: Update | Tree) -> list[Update]:
-    return [node] if isinstance(node, Update) else [one for part in node.sites for one in leaves(part)]
-
-
-SHARED = {"w": torch.full((WIDTH,), 7.0, dtype=torch.float64)}
-
-
-def mean_of(found: Sequence[Update], shared: Mapping[str, Tensor] = SHARED) -> WeightedMean:
+def mean_of(sites: Sequence[Update]) -> WeightedMean:
     head = {"head": torch.full((len(CLASSES), WIDTH), 9.0, dtype=torch.float64)}
-    mean = WeightedMean(CLASSES, shared, head)
-    for one in found:
+    mean = WeightedMean(CLASSES, {"w": torch.full((WIDTH,), 7.0, dtype=torch.float64)}, head)
+    for one in sites:
         mean.add(one)
     return mean
 
 
-def merged(node: Update | Tree, shared: Mapping[str, Tensor] = SHARED) -> Update:
-    """What a relay passes on: its mean, and the sums of its weights; of no class that no site of it has."""
-    if isinstance(node, Update):
-        return node
-    below = [merged(part, shared) for part in node.sites]
-    mean = mean_of(below, shared)
-    held = {name for one in below for name in one.labels}
+def merged(sites: Sequence[Update]) -> Update:
+    """The mean of a group, and the sums of its weights; of no class that no site of it has."""
+    mean, held = mean_of(sites), {name for one in sites for name in one.labels}
     where = [i for i, name in enumerate(CLASSES) if name in held]
+    head = {"head": mean.head()["head"][where]}
     labels = tuple(CLASSES[i] for i in where)
-    return Update(
-        1, labels, mean.shared(), {"head": mean.head()["head"][where]}, mean.class_weights[where], mean.weight
-    )
+    return Update(1, labels, mean.shared(), head, mean.class_weights[where], mean.weight)
 
 
 @pytest.mark.complete
 @examples(300)
-@given(st.lists(TREES, min_size=1, max_size=4))
-def test_a_merge_of_merges_is_the_merge(nodes: list[Update | Tree]) -> None:
-    sites = [one for node in nodes for one in leaves(node)]
-    flat, tree = mean_of(sites), mean_of([merged(node) for node in nodes])
+@given(st.lists(st.lists(updates(), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_a_merge_of_merges_is_the_merge(groups: list[list[Update]]) -> None:
+    sites = [one for group in groups for one in group]
+    flat, tree = mean_of(sites), mean_of([merged(group) for group in groups])
     assert tree.weight == flat.weight
     assert torch.equal(tree.class_weights, flat.class_weights)
     size = max(
-        float(t.abs().max()) for one in sites for t in (*one.shared.values(), *one.head.values()) if t.numel()
+        float(t.abs().max()) for u in sites for t in (*u.shared.values(), *u.head.values()) if t.numel()
     )
     for one, other in ((flat.shared(), tree.shared()), (flat.head(), tree.head())):
         for name, tensor in one.items():
             assert float((tensor - other[name]).abs().max()) <= 1e-12 * max(size, 1.0)
-
-
-OF_CLASS_TENSORS = {"fedalign", "fedmlp", "creff", "afl"}
-"""Their means, or sums, of tensors of classes have weights of their own, which `merged` does not pass on."""
-
-
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - OF_CLASS_TENSORS))
-def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(name: str) -> None:
-    method = METHODS[name]()
-    head = {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)}
-    begun = with_channels(GlobalModel(CLASSES, SHARED, head), method)
-    exchanged, _ = method.sharing.parts(SHARED, begun.head)
-
-    def site(labels: Labels, weight: float) -> Update:
-        g = torch.Generator().manual_seed(int(weight))
-        rows = torch.randn(len(labels), WIDTH, generator=g, dtype=torch.float64)
-        sent = {key: torch.randn(t.shape, generator=g, dtype=t.dtype) for key, t in exchanged.items()}
-        return Update(1, labels, sent, {"head": rows}, weight * ones(labels), weight)
-
-    one, two = Tree([site(CLASSES[:2], 1), site(CLASSES[1:4], 3)]), Tree([site(CLASSES[:3], 2)])
-    ctx = RoundContext(1, Phase("main", 1), 0)
-    flat = method.aggregate(begun, leaves(Tree([one, two])), ctx)
-    tree = method.aggregate(begun, [merged(one, exchanged), merged(two, exchanged)], ctx)
-    assert not torch.equal(flat.shared["w"], begun.shared["w"])
-    for group in ("shared", "head", "channels"):
-        found, other = getattr(flat, group), getattr(tree, group)
-        for key, tensor in found.items():
-            torch.testing.assert_close(other[key], tensor, rtol=0, atol=1e-12)
 
 
 # FedAvg
@@ -331,13 +265,12 @@ def weights_of(counts: dict[str, Any], rule: Any, images: Any = None) -> list[fl
 
 
 def test_class_weights_by_hand() -> None:
-    counts = {"a": {"Edema": (20, 80), "Mass": None}, "b": {"Edema": (10, 50), "Hernia": (0, 60)}}
-    assert weights_of(counts, "known") == [round(130 / 30, 4), 1, 1]
+    assert weights_of(CENSUS.counts, "known") == [round(130 / 30, 4), 1, 1]
     # The program takes a site that does not know a class as negative, but not one that withholds the count.
     counts = {"a": {"Edema": (20, 80)}, "b": {"Mass": (6, 54)}}
     assert weights_of(counts, "program", {"a": 100, "b": 60}) == [7, round((54 + 100) / 6, 4)]
-    counts = {"a": {"Mass": (20, 80)}, "b": {"Mass": None}, "c": {"Mass": None}}
-    assert weights_of(counts, "program") == [4]
+    withheld = {"a": {"Mass": (20, 80)}, "b": {"Mass": None}, "c": {"Mass": None}}
+    assert weights_of(withheld, "program") == [4]
     hernia, mass = class_weights(CENSUS, "known").notes
     assert hernia.startswith("Hernia ")
     assert mass.startswith("Mass ")

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -223,6 +225,19 @@ def test_the_result_is_a_model_after_the_retraining_even_where_one_before_is_bet
         trial.server.schedule = replace(trial.server.schedule, patience=1)
         trial.run()
         assert trial.server.round >= 5
+
+
+@pytest.mark.complete
+def test_so_it_is_where_the_server_measures() -> None:
+    """By its labelled data every round is worse than the one before."""
+    with Trial(CRT, SMALL, "multiclass", rounds=3) as trial:
+        server, rounds = trial.server, itertools.count(1)
+        data: Any = SimpleNamespace(validate=lambda _: {"server_auroc": {"Mass": 1 / next(rounds)}})
+        data.check_groups = data.take_names = lambda _: None
+        server.schedule = replace(server.schedule, selection="server_metric")
+        server.aggregator = replace(server.aggregator, schedule=server.schedule, held_out=data)
+        list(rounds_of(trial))
+        assert server.selected_round == 4
 
 
 def restarted(trial: Trial, after: int, rounds: int) -> None:
