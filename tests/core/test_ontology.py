@@ -105,6 +105,7 @@ def test_relations_that_would_fill_the_memory_are_refused(
 ) -> None:
     monkeypatch.setattr("suture.core.ontology._MOST_PAIRS", 20_000)
     assert len(Relations(line(190)).ancestors["189"]) == 189
+    assert len(Relations({str(i): ("top",) for i in range(9_999)}).order) == 10_000
     with refused(by=LabelError):
         Relations(**many)
 

@@ -37,6 +37,7 @@ from world import refused
 
 HEAD = replace(SMALL, train="head")
 IMAGES_EACH_STEP = replace(HEAD, views=0)
+Store = Callable[..., FeatureStore]
 
 
 def model(spec: ModelSpec = HEAD, seed: int = 0) -> Classifier:
@@ -44,7 +45,7 @@ def model(spec: ModelSpec = HEAD, seed: int = 0) -> Classifier:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Callable[..., FeatureStore]:
+def store(tmp_path: Path) -> Store:
     def make(part: Samples | None = None, network: Classifier | None = None, **spec: object) -> FeatureStore:
         parts = {"train": part or samples_of(128), "test": samples_of(0)}
         return FeatureStore(
@@ -73,9 +74,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @torch.no_grad()
-def test_features_are_those_of_the_images(
-    store: Callable[..., FeatureStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_those_of_the_images(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = store()
     inputs = kept.samples["train"].inputs
     network, image = model(), HEAD.preprocessing(samples_of(128).inputs["image"])
@@ -91,7 +90,7 @@ def test_features_are_those_of_the_images(
     torch.testing.assert_close(after, model().encode({"image": image}), rtol=0, atol=1e-6)
 
 
-def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None:
+def test_a_view_is_one_of_those_kept(store: Store) -> None:
     """Each of the three is drawn, of each image its own, and no other."""
     network, rows = model(), torch.tensor([127, 3, 3])
     kept, noise = store(views=3), torch.Generator().manual_seed(0)
@@ -103,7 +102,7 @@ def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None
 
 
 @torch.no_grad()
-def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> None:
+def test_a_view_is_an_augmented_image(store: Store) -> None:
     """A mirror has two results, whatever is drawn: the feature of the image, or of its mirror image."""
     network, image = model(), HEAD.preprocessing(samples_of(128).inputs["image"])
     both = [network.encode({"image": x}) for x in (image, image.flip(-1))]
@@ -113,9 +112,7 @@ def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> Non
     assert near.any(dim=1).all()
 
 
-def test_an_image_is_read_once_for_all_runs(
-    store: Callable[..., FeatureStore], reads: list[int], tmp_path: Path
-) -> None:
+def test_an_image_is_read_once_for_all_runs(store: Store, reads: list[int], tmp_path: Path) -> None:
     rows = torch.arange(5)
     for _ in range(2):
         kept = store()
@@ -141,9 +138,7 @@ def test_an_image_is_read_once_for_all_runs(
     assert {path.stat().st_mode & 0o777 for path in entries(tmp_path)} == {0o600}
 
 
-def test_an_image_has_the_same_views_in_every_split(
-    store: Callable[..., FeatureStore], reads: list[int]
-) -> None:
+def test_an_image_has_the_same_views_in_every_split(store: Store, reads: list[int]) -> None:
     """Seeds split the same images in other ways: none is read again, and its views are the same."""
     first, network = samples_of(128), model()
     split = first.rows(torch.arange(127, 27, -1))
@@ -168,7 +163,7 @@ def test_features_do_not_depend_on_what_else_is_in_a_batch(name: str) -> None:
 
 
 def test_a_run_that_ends_leaves_no_part_of_an_entry(
-    store: Callable[..., FeatureStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
