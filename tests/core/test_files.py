@@ -58,7 +58,7 @@ from suture.models.saved import load_model, save_model
 from suture.models.weights import read_weights
 from suture.protocol import packing
 from suture.protocol.records import read_history
-from world import refused, suture, write_image
+from world import refused, suture, write_image, write_table
 
 
 @contextmanager
@@ -292,7 +292,7 @@ def test_toml_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     texts: list[str | bytes] = [
         *("a = 0x" + "f" * 5_000, "a = " + "9" * 5_000, "a = 1\na = 2", "a = 2024-99-99"),
         *('name = "Köln"'.encode(encoding) for encoding in ("utf-16", "latin-1")),
-        *("image,Mass\na.png,1\n", "#" * (LARGEST_TOML + 1)),
+        "#" * (LARGEST_TOML + 1),
     ]
     long_or_deep: list[str | bytes] = [
         *(f"{LONG_KEY} = 1", f"[{LONG_KEY}]", f"[[ {LONG_KEY} ]]", f"x = {{{LONG_KEY} = 1}}"),
@@ -313,6 +313,10 @@ def test_toml_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr("tomllib.loads", lambda _: pytest.fail("it was parsed"))
         with refused("x.toml", by=ConfigError):
             read_toml(path)
+    monkeypatch.undo()
+    write_table(tmp_path / "a.csv", [("image", "Mass"), ("a.png", 1)])
+    with refused("a.csv", ".toml", by=ConfigError):
+        read_toml(tmp_path / "a.csv")
 
 
 @pytest.mark.complete

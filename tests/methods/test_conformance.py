@@ -48,15 +48,8 @@ EXEMPT = {
         "unknown",
         *(f"received_labels.{name}" for name in ("thresholds", "weak", "strong")),
     },
-    "fixmatch": {
-        "label_view",
-        "unknown",
-        "pseudo_labels.thresholds",
-        "pseudo_labels.weak",
-        "pseudo_labels.strong",
-        "pseudo_labels.keep",
-        "pseudo_labels.among",
-    },
+    "fixmatch": {"label_view", "unknown"}
+    | {f"pseudo_labels.{name}" for name in ("thresholds", "weak", "strong", "keep", "among")},
     "fedpu": {"label_view", "unknown"},
     # As above; and one term of the loss may be below 0, so a large weight of it is no sign of a mistake.
     "fedvls": {"label_view", "softmax", "suppression"},
