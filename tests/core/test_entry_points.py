@@ -77,21 +77,16 @@ def _command(_folder: Path) -> object:
     return command_of(point)([], standalone_mode=False)
 
 
-@pytest.mark.parametrize(
-    ("use", "needed"),
-    [
+def test_an_entry_point_of_another_kind_is_refused(tmp_path: Path) -> None:
+    for use, needed in (
         (lambda _: method_class("theirs"), "suture.Method"),
         (_data, "suture.data.readers.DataSet"),
         (lambda _: load_prior(PriorSpec("theirs")), "suture.models.priors.Entry"),
         (_sites, "`prepare`"),
         (_command, "function"),
-    ],
-)
-def test_an_entry_point_of_another_kind_is_refused(
-    use: Callable[[Path], object], needed: str, tmp_path: Path
-) -> None:
-    with refused("'theirs'", "other 1.0", "other_things:NUMBER", needed, by=ConfigError):
-        use(tmp_path)
+    ):
+        with refused("'theirs'", "other 1.0", "other_things:NUMBER", needed, by=ConfigError):
+            use(tmp_path)
 
 
 @pytest.mark.parametrize(

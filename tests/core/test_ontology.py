@@ -133,9 +133,8 @@ def test_contradictions_name_rows_and_can_be_settled() -> None:
     assert list(found.contradictions.values()) == [(0,)]
 
 
-@pytest.mark.parametrize(
-    ("relations", "named"),
-    [
+def test_relations_that_cannot_be() -> None:
+    for relations, named in (
         ({"parents": {"A": ("B",), "B": ("C",), "C": ("A",)}}, ["'A'", "'B'", "'C'"]),
         ({"parents": {"A": ("A",)}}, ["'A'"]),
         ({"exhaustive": (("A", ("B",)),)}, ["'A'", "'B'"]),
@@ -143,11 +142,9 @@ def test_contradictions_name_rows_and_can_be_settled() -> None:
         ({"exclusive": ((),)}, []),
         ({"parents": {"C": ("A", "B")}, "exclusive": (("A", "B"),)}, ["'C'", "'A'", "'B'"]),
         ({"parents": {"B": ("A",)}, "exclusive": (("A", "B"),)}, ["'A'", "'B'"]),
-    ],
-)
-def test_relations_that_cannot_be(relations: dict[str, Any], named: list[str]) -> None:
-    with refused(*named, by=LabelError):
-        Relations(**relations)
+    ):
+        with refused(*named, by=LabelError):
+            Relations(**relations)
 
 
 LETTERS = "ABCDEF"
@@ -367,9 +364,8 @@ def test_decisions_are_added_to_the_file_and_the_last_one_holds(tmp_path: Path) 
     assert study_atlas(tmp_path).list_decisions("same") == [("Shadow", "Lesion")]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
+def test_a_file_with_a_fault(tmp_path: Path) -> None:
+    for text, named in (
         ('areas = ["chets"]', ["'chets'", "'chest'"]),
         ('[parents]\nA = ["B"]\nB = ["A"]', ["labels.toml", "'A'", "'B'"]),
         ('areas = ["chest"]\n[parents]\n"Lung Opacity" = ["Nodule"]', ["Lung Opacity"]),
@@ -378,29 +374,22 @@ def test_decisions_are_added_to_the_file_and_the_last_one_holds(tmp_path: Path) 
         ('parent = "B"', ["'parent'", "'parents'"]),
         ('[parents]\n"$x" = ["B"]', ["$x"]),
         ("decisions = [{}]", ["decisions"]),
-    ],
-)
-def test_a_file_with_a_fault(tmp_path: Path, text: str, named: list[str]) -> None:
-    (tmp_path / LABELS).write_text(text)
-    with refused(*named, by=ConfigError):
-        study_atlas(tmp_path)
+    ):
+        (tmp_path / LABELS).write_text(text)
+        with refused(*named, by=ConfigError):
+            study_atlas(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("decision", "named"),
-    [
+def test_a_decision_that_cannot_be_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    for decision, named in (
         (decide("Effusion", "same", "pleural effusion"), "Effusion"),
         (decide("Lung Opacity", "child", "Consolidation"), "Consolidation"),
         (decide("A", "same", "B").model_copy(update={"by": "a\nb"}), "a\\nb"),
-    ],
-)
-def test_a_decision_that_cannot_be_leaves_the_file_as_it_was(
-    tmp_path: Path, decision: Decision, named: str
-) -> None:
-    (tmp_path / LABELS).write_text(FILE)
-    with refused(named, by=ConfigError):
-        record(tmp_path, [decision])
-    assert (tmp_path / LABELS).read_text() == FILE
+    ):
+        (tmp_path / LABELS).write_text(FILE)
+        with refused(named, by=ConfigError):
+            record(tmp_path, [decision])
+        assert (tmp_path / LABELS).read_text() == FILE
 
 
 def test_shipped_relations_hold_under_the_names_that_were_decided() -> None:

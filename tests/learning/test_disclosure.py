@@ -376,9 +376,8 @@ def test_rates_of_a_group_by_hand() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("cells", "shown"),
-    [
+def test_which_groups_are_shown() -> None:
+    for cells, shown in (
         ({"F": (9, 9), "M": (9, 9)}, ["F", "M"]),
         ({"F": (9, 9), "M": (4, 9)}, []),  # the positives of M would be the total less those of F
         ({"F": (9, 9), "M": (4, 9), "X": (7, 9)}, ["F"]),  # so X, the next smallest, is withheld as well
@@ -386,11 +385,9 @@ def test_rates_of_a_group_by_hand() -> None:
         ({"F": (9, 9), "M": (2, 9), "X": (2, 9)}, []),  # the two together have too few
         ({"F": (9, 9), "M": (3, 9), "X": (3, 9)}, ["F"]),
         ({"F": (9, 9), "M": (8, 9), "": (1, 0)}, ["F"]),  # an image without a value is of a group, too
-    ],
-)
-def test_which_groups_are_shown(cells: Mapping[str, tuple[int, int]], shown: list[str]) -> None:
-    assert shown_groups([cells], [value for value in cells if value], 5) == shown
-    assert shown_groups([cells], cells, 0) == sorted(cells)
+    ):
+        assert shown_groups([cells], [value for value in cells if value], 5) == shown
+        assert shown_groups([cells], cells, 0) == sorted(cells)
 
 
 Labels = st.dictionaries(

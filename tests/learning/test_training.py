@@ -334,20 +334,17 @@ def test_steps_are_those_of_torch(name: str) -> None:
 # Batches that fit the memory
 
 
-@pytest.mark.parametrize(
-    ("shape", "device", "size"),
-    [
+def test_a_batch_on_the_cpu_has_a_mebipixel_at_most() -> None:
+    for shape, device, size in (
         ((3, 64, 64), "cpu", 256),  # 2^20 pixels
         ((3, 96, 96), "cpu", 113),  # 2^20 / 9,216
         ((3, 4096, 4096), "cpu", 1),
         ((3, 224, 224), "cuda:1", 256),
         ((900,), "cpu", 256),  # documents have no pixels
-    ],
-)
-def test_a_batch_on_the_cpu_has_a_mebipixel_at_most(shape: tuple[int, ...], device: str, size: int) -> None:
-    inputs = {"image" if len(shape) > 1 else "tokens": torch.empty(0, *shape)}
-    assert evaluation_batch(inputs, device) == size
-    assert evaluation_batch(inputs, device, most=64) == min(size, 64)
+    ):
+        inputs = {"image" if len(shape) > 1 else "tokens": torch.empty(0, *shape)}
+        assert evaluation_batch(inputs, device) == size
+        assert evaluation_batch(inputs, device, most=64) == min(size, 64)
 
 
 def full_above(fits: int, seen: list[int]) -> Callable[..., None]:

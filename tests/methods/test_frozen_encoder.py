@@ -243,24 +243,19 @@ def test_with_one_factor_frozen_it_is() -> None:
     assert found.tolist() == exact.tolist()
 
 
-@pytest.mark.parametrize(
-    ("method", "policy", "model", "named"),
-    [
+def test_a_method_that_contradicts_what_is_trained_is_refused() -> None:
+    for method, policy, model, named in (
         ("individual", "local", LORA, "model.train='adapters'"),
         ("individual", "local", FROZEN, "FedBN"),
         ("fedavg", "frozen", model_of("bias"), "kind='bias'"),
         ("pfl", "", FROZEN, "head"),
         ("pmfl", "", FROZEN, "model.hidden"),
-    ],
-)
-def test_a_method_that_contradicts_what_is_trained_is_refused(
-    method: str, policy: str, model: ModelSpec, named: str
-) -> None:
-    value: Any = conformant(method)
-    value = replace(value, batch_norm=policy) if policy else value
-    with refused(named, by=ConfigError):
-        plan(value, model)
-    plan(value, SMALL)
+    ):
+        value: Any = conformant(method)
+        value = replace(value, batch_norm=policy) if policy else value
+        with refused(named, by=ConfigError):
+            plan(value, model)
+        plan(value, SMALL)
 
 
 def test_a_momentum_without_effect_is_refused() -> None:
