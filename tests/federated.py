@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,8 +75,3 @@ def moved(model: torch.nn.Module, by: float = 0.1, seed: int = 0) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += by * torch.randn(parameter.shape, generator=g, dtype=parameter.dtype)
-
-
-def with_local(method: Any, **local: Any) -> Any:
-    """The method with other settings of local training."""
-    return replace(method, local=replace(method.local, **local))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from suture.federation.loop import Loop
+from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
-from suture.methods.base import Method, RoundContext, local_round
+from suture.methods.base import GlobalModel, Method, RoundContext, local_round
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
@@ -42,6 +45,16 @@ def configured(site: Site, **sections: dict[str, Any]) -> Site:
     own = {name: getattr(site.config, name).model_copy(update=keys) for name, keys in sections.items()}
     config = site.config.model_copy(update=own)
     return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
+
+
+def step_by_step(server: Server, sites: Mapping[str, Site]) -> Iterator[GlobalModel]:
+    """The global model at the start, and after each round, which is trained when it is asked for."""
+    loop = Loop(dict(sites))
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    yield server.model
+    while not server.done:
+        server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+        yield server.model
 
 
 def train_round(

@@ -1,4 +1,4 @@
-"""What a site measures and counts, and what it withholds."""
+"""What a site measures, counts and withholds; and what it expects of classes known on one side."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 
+from federated import ROUND
 from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
@@ -16,8 +19,11 @@ from suture.data.batch import Augmentation, Samples
 from suture.learning.evaluation import (
     NOTHING,
     Measurement,
+    as_trained,
     class_scores,
     entropy,
+    expect_context,
+    given_absent,
     label_counts,
     mean_interval,
     measure,
@@ -30,6 +36,9 @@ from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
 from suture.protocol.egress import on_grid
 from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, round_figure
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
+from world import refused
 
 NAN = float("nan")
 
@@ -38,26 +47,35 @@ def samples(logits: list[list[float]], y: list[list[float]]) -> Samples:
     return Samples({"logits": torch.tensor(logits)}, torch.tensor(y), tuple(f"p{i}" for i in range(len(y))))
 
 
-def context(labels: tuple[str, ...], task: LabelType, part: Samples) -> SiteContext:
+def context(labels: tuple[str, ...], task: LabelType, part: Samples, split: Any = "test") -> SiteContext:
     model: Any = Fixed(LabelSet(labels, task))
     prepare = ModelSpec("cnn", size=16).preprocessing
-    return SiteContext("a", model, {"test": part}, prepare, Augmentation(), torch.device("cpu"))
+    return SiteContext("a", model, {split: part}, prepare, Augmentation(), torch.device("cpu"))
 
 
-def measured(site: SiteContext, own: LabelSet, min_count: int = 0, bootstrap: int = 0) -> Metrics:
-    limits = PrivacyConfig(min_count=min_count, min_loss=0)
-    return measure(site, Measurement(SurgicalAggregation().loss, own, limits, 1), "test", 3, bootstrap)
+def measured(
+    site: SiteContext,
+    own: LabelSet,
+    min_count: int = 0,
+    bootstrap: int = 0,
+    *,
+    split: Any = "test",
+    min_loss: int = 0,
+) -> Metrics:
+    limits = PrivacyConfig(min_count=min_count, min_loss=min_loss)
+    return measure(site, Measurement(SurgicalAggregation().loss, own, limits, 1), split, 3, bootstrap)
 
 
 # Edema, Mass and Nodule, which the site does not annotate.
 LOGITS = [[2.0, 0.0, 9.0], [1.0, 0.0, 9.0], [0.0, 0.0, 9.0], [-1.0, 0.0, 9.0]]
 Y = [[1.0, 1.0, NAN], [0.0, 0.0, NAN], [1.0, 0.0, NAN], [0.0, 0.0, NAN]]
+THREE = ("Edema", "Mass", "Nodule")
+OWN = LabelSet(("Mass", "Edema"))
 
 
 def test_a_multilabel_site_by_hand() -> None:
-    own = LabelSet(("Mass", "Edema"))
-    site = context(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
-    found = measured(site, own)
+    site = context(THREE, "multilabel", samples(LOGITS, Y))
+    found = measured(site, OWN)
     # Edema: 2 > 1, 2 > -1 and 0 > -1 of four pairs; Mass: all equal.
     assert found.classes == {
         "Mass": ClassScore(0.5, None, None, 1, 3),
@@ -67,25 +85,24 @@ def test_a_multilabel_site_by_hand() -> None:
     edema = [math.log1p(math.exp(s)) for s in (-2.0, 1.0, 0.0, -1.0)]
     assert found.loss == pytest.approx((sum(edema) + 4 * math.log(2)) / 8, abs=1e-6)
     assert (found.round, found.split, found.n, found.overall) == (3, "test", 4, {})
-    few = measured(site, own, min_count=2)
+    few = measured(site, OWN, min_count=2)
     # Edema has 2 and 2, but each of the two patients moves a mean over two by more than a half.
     assert few.classes == {"Mass": NOTHING, "Edema": NOTHING}
     assert few.loss is None  # no label is left
-    with_bounds = measured(site, own, bootstrap=50).classes["Edema"]
-    assert with_bounds.low is not None
-    assert with_bounds.low <= 0.75
+    low = measured(site, OWN, bootstrap=50).classes["Edema"].low
+    assert low is not None
+    assert low <= 0.75
 
 
 def test_a_test_loss_is_the_same_for_all_methods_and_none_without_a_label() -> None:
     """What vanilla FL trains on takes the unknown Nodule for absent; the figure leaves it out."""
-    site = context(("Edema", "Mass", "Nodule"), "multilabel", samples(LOGITS, Y))
+    site = context(THREE, "multilabel", samples(LOGITS, Y))
     limits = PrivacyConfig(min_count=0, min_loss=0)
-    own = LabelSet(("Mass", "Edema"))
-    losses = {
-        measure(site, Measurement(method.loss, own, limits, 1), "test", 3).loss
+    losses = [
+        measure(site, Measurement(method.loss, OWN, limits, 1), "test", 3).loss
         for method in (SurgicalAggregation(), VanillaFL())
-    }
-    assert len(losses) == 1
+    ]
+    assert losses[0] == losses[1]
     unlabelled = samples(LOGITS, [[NAN] * 3] * 4)
     assert entropy(unlabelled, torch.tensor(LOGITS), "multilabel") is None
     assert entropy(samples(SINGLE, [[0.0, 0.0]] * 4), torch.tensor(SINGLE), "multiclass") is None
@@ -162,23 +179,16 @@ def test_attributes_are_compared_on_the_classes_that_all_have() -> None:
         assert {value: figures.auroc for value, figures in found.items()} == {"light": light, "dark": dark}
 
 
-def test_an_attribute_of_few_images_is_not_even_named() -> None:
+def test_an_attribute_of_few_images_is_not_even_named_and_validation_has_none() -> None:
     part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
-    site, own = context(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))
-    assert set(measured(site, own).attributes) == {"light", "dark"}
+    site = context(THREE, "multilabel", part)
+    assert set(measured(site, OWN).attributes) == {"light", "dark"}
     # One dark image would follow from four in all and three light ones.
-    assert measured(site, own, min_count=2).attributes == {}
+    assert measured(site, OWN, min_count=2).attributes == {}
     # Edema: 2 and 0 against 1; Mass: all equal.
-    assert measured(site, own).attributes["light"] == Figures(3, 0.5, {})
-
-
-def test_a_validation_split_has_no_figures_by_attribute() -> None:
-    part = with_attributes(samples(LOGITS, Y), "a", "b", "a", "b")
-    site = replace(context(("Edema", "Mass", "Nodule"), "multilabel", part), samples={"validation": part})
-    limits = PrivacyConfig(min_count=0, min_loss=0)
-    how = Measurement(SurgicalAggregation().loss, LabelSet(("Mass",)), limits, 1)
-    found = measure(site, how, "validation", 3)
-    assert found.attributes == {}
+    assert measured(site, OWN).attributes["light"] == Figures(3, 0.5, {})
+    validation = context(THREE, "multilabel", part, "validation")
+    assert measured(validation, OWN, split="validation").attributes == {}
 
 
 def test_classes_of_a_multiclass_task_compete_for_their_rank() -> None:
@@ -205,41 +215,30 @@ def test_overall_needs_a_multiclass_task_and_enough_labels() -> None:
     assert overall(none, logits, "multiclass") == {}
 
 
-def test_an_empty_split_measures_nothing() -> None:
-    empty = Samples({"logits": torch.empty(0, 2)}, torch.empty(0, 2), ())
+def test_an_empty_split_measures_nothing_and_a_model_without_numbers_is_named() -> None:
     own = LabelSet(("A", "B"), "multiclass")
-    assert measured(context(("A", "B"), "multiclass", empty), own) == Metrics(3, "test", 0, None, {})
-    missing = context(("A", "B"), "multiclass", empty)
-    limits = PrivacyConfig(min_count=0, min_loss=0)
-    found = measure(missing, Measurement(SurgicalAggregation().loss, own, limits, 1), "validation", 3)
-    assert found == Metrics(3, "validation", 0, None, {})
-
-
-def test_a_model_that_predicts_no_number_is_named() -> None:
+    site = context(("A", "B"), "multiclass", Samples({"logits": torch.empty(0, 2)}, torch.empty(0, 2), ()))
+    for split in ("test", "validation"):
+        assert measured(site, own, split=split) == Metrics(3, split, 0, None, {})  # type: ignore[arg-type]
     broken = context(("A", "B"), "multiclass", samples([[NAN, 0.0]], [[1.0, 0.0]]))
-    with pytest.raises(NonFiniteLoss, match="a: the model of round 3 diverged; lower the learning rate"):
-        measured(broken, LabelSet(("A", "B"), "multiclass"))
+    with refused("a: ", "round 3", by=NonFiniteLoss):
+        measured(broken, own)
 
 
-def test_counts_below_the_limit_stay_at_the_site() -> None:
+def test_counts_below_the_limit_stay_at_the_site_and_others_are_rounded() -> None:
     """Unknown is counted as neither: two with and two without Edema."""
     y = [[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [NAN, 0.0, 0.0]]
-    own, train = LabelSet(("Edema", "Mass", "Nodule")), samples([[0.0]] * 5, y)
+    own, train = LabelSet(THREE), samples([[0.0]] * 5, y)
     one, two, three = (label_counts(own, train, PrivacyConfig(min_count=limit)) for limit in (1, 2, 3))
     assert one == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
     assert two == {"Edema": (2, 2), "Mass": None, "Nodule": None}
-    assert three == {"Edema": None, "Mass": None, "Nodule": None}
-
-
-def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
-    own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
-    assert label_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
-    assert round_figure(0.123456789) == 0.123457
+    assert three == dict.fromkeys(THREE)
+    edema, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
+    assert label_counts(edema, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
+    # A loss over few is withheld.
     site = context(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
-    for least, sent in ((4, True), (5, False)):
-        limits = PrivacyConfig(min_count=0, min_loss=least)
-        how = Measurement(SurgicalAggregation().loss, LabelSet(("A",)), limits, 1)
-        assert (measure(site, how, "test", 1).loss is not None) is sent
+    for least in (4, 5):
+        assert (measured(site, LabelSet(("A",)), min_loss=least).loss is not None) is (least == 4)
 
 
 def test_the_interval_of_a_mean_is_not_narrower_than_few_cases_allow() -> None:
@@ -286,3 +285,65 @@ def test_a_score_that_rests_on_few_images_or_one_patient_is_withheld_whole() -> 
     assert of_counts(9, 60, PrivacyConfig(), each=3).positives == 9
     assert of_counts(9, 60, PrivacyConfig(), each=4) == NOTHING
     assert of_counts(9, 60, PrivacyConfig(min_count=0), each=4).positives == 9
+
+
+# Classes of which a site knows positives alone
+
+
+probability = st.floats(0.01, 0.99)
+
+
+def test_by_hand() -> None:
+    # Of 10 images like this, 6 show the class, 3 of these one below it, too: of the other 7, 3 show it.
+    assert given_absent(torch.tensor([0.6]), 0.5).tolist() == pytest.approx([3 / 7])
+    # The classes below are all that there are, whatever an untrained model says.
+    assert given_absent(torch.tensor([0.6, 1.0]), 1.0).tolist() == [0, 0]
+    # No image shows a class below: the labels say nothing.
+    assert given_absent(torch.tensor([0.6, 1.0]), 0.0).tolist() == pytest.approx([0.6, 1.0])
+
+
+@given(probability, st.floats(0, 1))
+def test_positives_and_targets_balance_each_other(p: float, rho: float) -> None:
+    q = float(given_absent(torch.tensor(p, dtype=torch.float64), rho))
+    assert rho * p + (1 - rho * p) * q == pytest.approx(p)
+
+
+def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() -> None:
+    with Trial(SurgicalAggregation(), SMALL, "multilabel", one_sided=True) as trial:
+        received, site = trial.payload("beta"), trial.sites["beta"]
+        context, own = site.trainer.context(received, site.states.before(received)), site.trainer.data[0]
+    hernia, mass = (context.model.labels.index(name) for name in ("Hernia", "Mass"))
+    assert own.one_sided == {"Mass": ("Hernia",)}
+    before = context.samples["train"]
+    y = before.y.clone()
+    y[0] = torch.nan  # nothing is known of this image
+    context = replace(context, samples={**context.samples, "train": replace(before, y=y)})
+    after = expect_context(context, own, ROUND).samples["train"]
+    assert after.taught is not None
+    absent = y[:, hernia] == 0
+    assert torch.equal(~after.taught[:, mass].isnan(), absent)
+    p = torch.sigmoid(as_trained(context, ROUND).double())
+    rho = float((y[:, hernia] == 1).sum() / p[1:, mass].sum())
+    wanted = given_absent(p[:, mass], min(rho, 1.0))[absent]
+    torch.testing.assert_close(after.taught[absent, mass].double(), wanted, atol=1e-6, rtol=0)
+    taught, known = after.targets()
+    assert torch.equal(known[:, mass], absent | (y[:, hernia] == 1))
+    assert bool((taught[y[:, hernia] == 1, mass] == 1).all())
+    assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
+    plain = expect_context(context, LabelSet(own.names), ROUND).samples["train"]
+    assert torch.equal(plain.y.isnan(), y.isnan())
+    # Images of the class below beyond those that the model expects of the class leave nothing to the others.
+    y[:], y[:-1, hernia], y[-1, hernia] = torch.nan, 1, 0
+    context = replace(context, samples={"train": replace(before, y=y)})
+    taught = expect_context(context, own, ROUND).samples["train"].targets()[0]
+    assert taught[-1, mass] == 0
+
+
+def test_validation_and_counts_know_nothing_of_them() -> None:
+    with Trial(SurgicalAggregation(), SMALL, "multilabel", one_sided=True) as trial:
+        trial.run()
+        owners = trial.server.registry.owners()
+        assert owners["Mass"] == ("alpha", "gamma")
+        run = trial.server.record.run
+        assert run["sites"]["beta"]["labels"] == ["Hernia", "Nodule"]
+        assert run["notes"] == [{"code": "one_sided", "values": {"label": "Mass", "sites": ["beta"]}}]

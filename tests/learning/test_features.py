@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_site import samples_of
 from torch import Tensor
 
 import suture.models.priors as cache
@@ -32,27 +33,21 @@ from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, load
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import SITES, Trial
+from world import refused
 
 HEAD = replace(SMALL, train="head")
 IMAGES_EACH_STEP = replace(HEAD, views=0)
-NEED_PIXELS = {name for name, method in METHODS.items() if method.about.pixels}
-DRAW_VIEWS = {"fedlsm", "fedmlp", "fixmatch", "fssl"}
-"""Methods with views of their own, which are other ones where a few are kept."""
+Store = Callable[..., FeatureStore]
 
 
 def model(spec: ModelSpec = HEAD, seed: int = 0) -> Classifier:
     return build(spec, LabelSet(("A", "B")), seed, pretrained=False).eval()
 
 
-def samples(n: int = 128, seed: int = 0) -> Samples:
-    image = torch.randint(0, 256, (n, 1, 16, 16), generator=torch.Generator().manual_seed(seed))
-    return Samples({"image": image.to(torch.uint8)}, torch.zeros(n, 2), tuple(map(str, range(n))))
-
-
 @pytest.fixture
-def store(tmp_path: Path) -> Callable[..., FeatureStore]:
+def store(tmp_path: Path) -> Store:
     def make(part: Samples | None = None, network: Classifier | None = None, **spec: object) -> FeatureStore:
-        parts = {"train": samples() if part is None else part, "test": samples(0)}
+        parts = {"train": part or samples_of(128), "test": samples_of(0)}
         return FeatureStore(
             network or model(), replace(HEAD, **spec), parts, tmp_path / "cache" / "features", "alpha"
         )
@@ -79,31 +74,23 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @torch.no_grad()
-def test_features_are_those_of_the_images(store: Callable[..., FeatureStore]) -> None:
+def test_features_are_those_of_the_images(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = store()
     inputs = kept.samples["train"].inputs
-    network, image = model(), HEAD.preprocessing(samples().inputs["image"])
+    network, image = model(), HEAD.preprocessing(samples_of(128).inputs["image"])
     torch.testing.assert_close(inputs[FEATURES], network.encode({"image": image}), rtol=0, atol=1e-6)
     torch.testing.assert_close(network(inputs), network({"image": image}), rtol=0, atol=1e-6)
     assert torch.equal(inputs[ROW], torch.arange(128))
     assert kept.samples["test"].inputs[FEATURES].shape == (0, 128)
-
-
-@torch.no_grad()
-def test_features_of_another_preprocessing_are_others(
-    store: Callable[..., FeatureStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of a network whose package normalises otherwise since, under the same settings and weights."""
-    before = store().samples["train"].inputs[FEATURES]
+    # A package may normalise otherwise since, under the same settings and weights.
     entry = replace(MODELS["cnn"], normalisation=((0.1,), (0.2,)))
     monkeypatch.setattr("suture.models.encoder_of", lambda _: entry)
+    image = (samples_of(128).inputs["image"] / 255 - 0.1) / 0.2
     after = store().samples["train"].inputs[FEATURES]
-    image = (samples().inputs["image"] / 255 - 0.1) / 0.2
     torch.testing.assert_close(after, model().encode({"image": image}), rtol=0, atol=1e-6)
-    assert not torch.equal(after, before)
 
 
-def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None:
+def test_a_view_is_one_of_those_kept(store: Store) -> None:
     """Each of the three is drawn, of each image its own, and no other."""
     network, rows = model(), torch.tensor([127, 3, 3])
     kept, noise = store(views=3), torch.Generator().manual_seed(0)
@@ -115,9 +102,9 @@ def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None
 
 
 @torch.no_grad()
-def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> None:
+def test_a_view_is_an_augmented_image(store: Store) -> None:
     """A mirror has two results, whatever is drawn: the feature of the image, or of its mirror image."""
-    network, image = model(), HEAD.preprocessing(samples().inputs["image"])
+    network, image = model(), HEAD.preprocessing(samples_of(128).inputs["image"])
     both = [network.encode({"image": x}) for x in (image, image.flip(-1))]
     seen = store().view(network, Augmentation(flip=0.5), torch.arange(128), torch.Generator())
     near = torch.stack([(seen - one).abs().amax(dim=1) < 1e-5 for one in both])
@@ -125,35 +112,37 @@ def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> Non
     assert near.any(dim=1).all()
 
 
-def test_an_image_is_read_once_for_all_runs(
-    store: Callable[..., FeatureStore], reads: list[int], tmp_path: Path
-) -> None:
+def test_an_image_is_read_once_for_all_runs(store: Store, reads: list[int], tmp_path: Path) -> None:
+    rows = torch.arange(5)
     for _ in range(2):
         kept = store()
         for augmentation in (MILD, STRONG):
-            kept.view(model(), augmentation, torch.arange(5), torch.Generator())
+            kept.view(model(), augmentation, rows, torch.Generator())
         assert sum(reads) == 128 * (1 + 2 * 4)
     before = len(entries(tmp_path))
-    other = samples()
+    other = samples_of(128)
     other.inputs["image"][127, 0, 15, 15] ^= 1
     store(other)
     store(network=model(seed=1))
     store(mean=(0.4,))
     assert len(entries(tmp_path)) == before + 3
     kept = store(views=2)
-    kept.view(model(), MILD, torch.arange(5), torch.Generator())
-    kept.view(model(), replace(MILD, zoom=0.2), torch.arange(5), torch.Generator())
+    for augmentation in (MILD, replace(MILD, zoom=0.2)):
+        kept.view(model(), augmentation, rows, torch.Generator())
     assert len(entries(tmp_path)) == before + 3 + 2
+    # Only the owner may read them.
+    folder = tmp_path / "cache" / "features"
+    folder.chmod(0o755)
+    store()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in entries(tmp_path)} == {0o600}
 
 
-def test_an_image_has_the_same_views_in_every_split(
-    store: Callable[..., FeatureStore], reads: list[int]
-) -> None:
+def test_an_image_has_the_same_views_in_every_split(store: Store, reads: list[int]) -> None:
     """Seeds split the same images in other ways: none is read again, and its views are the same."""
-    first, network = samples(), model()
+    first, network = samples_of(128), model()
     split = first.rows(torch.arange(127, 27, -1))
     here, there = torch.arange(40, 60), torch.arange(87, 67, -1)
-    assert torch.equal(first.inputs["image"][here], split.inputs["image"][there])
     drawn = [
         store(part, network).view(network, STRONG, rows, torch.Generator().manual_seed(3))
         for part, rows in ((first, here), (split, there))
@@ -173,17 +162,8 @@ def test_features_do_not_depend_on_what_else_is_in_a_batch(name: str) -> None:
     assert torch.equal(found[0][order], found[1])
 
 
-def test_only_the_owner_may_read_them(store: Callable[..., FeatureStore], tmp_path: Path) -> None:
-    store()
-    folder = tmp_path / "cache" / "features"
-    folder.chmod(0o755)
-    store()
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in entries(tmp_path)} == {0o600}
-
-
 def test_a_run_that_ends_leaves_no_part_of_an_entry(
-    store: Callable[..., FeatureStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -200,56 +180,43 @@ def test_a_run_that_ends_leaves_no_part_of_an_entry(
     assert store().samples["train"].inputs[FEATURES].shape == (128, 128)
 
 
-READ_FEATURES = ("afl", "fedalign", "fedavg", "metafl", "moon", "pfl")
-"""Methods that take the features of a batch in different ways."""
-
-
 @pytest.mark.complete
-@pytest.mark.parametrize("name", READ_FEATURES)
+@pytest.mark.parametrize("name", ["afl", "fedalign", "metafl", "moon", "pfl"])
 def test_a_federation_is_the_same_as_without_the_store(name: str, reads: list[int]) -> None:
+    """Of methods that take the features of a batch in different ways."""
     method = conformant(name)
-    label_type = method.labels.types[0]
-    block = {"hidden": 4} if name in ("pfl", "pmfl") else {}
+    block = {"hidden": 4} if name == "pfl" else {}
     found = []
     for spec in (IMAGES_EACH_STEP, HEAD):
         reads.clear()
-        with Trial(method, replace(spec, **block), label_type, rounds=2) as trial:
+        with Trial(method, replace(spec, **block), method.labels.types[0], rounds=2) as trial:
             trial.run()
-            found.append(trial)
-    one, two = (trial.server.model for trial in found)
+            found.append(trial.server.model)
     for part in ("shared", "head", "channels"):
-        a, b = getattr(one, part), getattr(two, part)
-        assert a.keys() == b.keys()
-        for tensor in a:
-            torch.testing.assert_close(a[tensor], b[tensor], rtol=0, atol=1e-6)
+        torch.testing.assert_close(getattr(found[1], part), getattr(found[0], part), rtol=0, atol=1e-6)
     assert sum(reads) == len(SITES) * (18 + 6)
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("name", sorted(DRAW_VIEWS))
+@pytest.mark.parametrize("name", ["fedlsm", "fedmlp", "fixmatch", "fssl"])
 def test_methods_draw_their_views_from_the_store(name: str, reads: list[int]) -> None:
     """Three sites, each image as it is and in four views of each augmentation, in any number of rounds."""
     method = conformant(name)
-    for rounds in (3, 5):
-        reads.clear()
-        with Trial(method, HEAD, method.labels.types[0], rounds=rounds) as trial:
-            trial.run()
-        augmentations = (sum(reads) / len(SITES) - 6 - 18) / (4 * 18)
-        assert augmentations in (1, 2)
+    with Trial(method, HEAD, method.labels.types[0], rounds=4) as trial:
+        trial.run()
+    augmentations = (sum(reads) / len(SITES) - 6 - 18) / (4 * 18)
+    assert augmentations in (1, 2)
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("name", sorted(NEED_PIXELS))
-def test_a_method_that_needs_pixels_says_so(name: str) -> None:
-    method = conformant(name)
-    with pytest.raises(ConfigError, match=r"stored features; set model\.views=0"):
-        Trial(method, HEAD, method.labels.types[0])
-    with Trial(method, IMAGES_EACH_STEP, method.labels.types[0]) as trial:
-        trial.run()
-
-
-def test_views_without_a_frozen_encoder_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.views"):
+def test_a_method_that_needs_pixels_says_so() -> None:
+    for name in (name for name, method in METHODS.items() if method.about.pixels):
+        method = conformant(name)
+        with refused("model.views=0", by=ConfigError):
+            Trial(method, HEAD, method.labels.types[0])
+        with Trial(method, IMAGES_EACH_STEP, method.labels.types[0]) as trial:
+            trial.run()
+    with refused("model.views", by=ConfigError):  # without a frozen encoder there are none
         model(replace(SMALL, views=8))
 
 
