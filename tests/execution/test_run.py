@@ -88,7 +88,10 @@ def test_paths_may_be_relative_and_nothing_is_printed_by_default(
         ({"env": "poc"}, ["'poc'", "local, sim"]),
         ({"workers": 0}, ["--workers 0"]),
         ({"settings": ["selection=last", "patience=3"]}, ["patience"]),
-        ({"env": "sim", "workers": 2, "settings": ["method=vanilla", "secure_aggregation={}"]}, ["--workers 2"]),
+        (
+            {"env": "sim", "workers": 2, "settings": ["method=vanilla", "secure_aggregation={}"]},
+            ["--workers 2"],
+        ),
         ({"fails": ConfigError("row 3 names no image")}, ["row 3"]),
     ],
 )

@@ -6,7 +6,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,8 @@ OLD = facts("finished") | {
     for name in ("history.jsonl", "model/model.json", "sites/a/images/1.png", "state/best-000002.safetensors")
 }
 NEW = facts("running") | {"sites/b/images/1.png": "new"}
-ADDED = {
-    name: "mine"
-    for name in ("notes.txt", "model/mine.txt", "sites/mine.csv", "state/round.txt", "slides/a/b.txt")
-}
+MINE = ("notes.txt", "model/mine.txt", "sites/mine.csv", "state/round.txt", "slides/a/b.txt")
+ADDED = dict.fromkeys(MINE, "mine")
 HOW = ({"resume": True, "overwrite": False}, {"resume": False, "overwrite": True})
 
 
@@ -140,11 +138,8 @@ def test_a_kill_at_any_place_loses_nothing(
     for number in range(1, 100):
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         copy = begun(shutil.copytree(out, tmp_path / "copy"))
-        with killed_at(number, monkeypatch) as done:
-            try:
-                replace_it(copy, ConfigError("a typo") if fails else None)
-            except (Killed, ConfigError):
-                pass
+        with killed_at(number, monkeypatch) as done, suppress(Killed, ConfigError):
+            replace_it(copy, ConfigError("a typo") if fails else None)
         described = not fails and not (copy / REPLACED).exists() and "rename" in done
         if (copy / PREPARING).exists() and described:  # the new run begins anew
             replace_it(copy)
