@@ -156,7 +156,7 @@ NO_CODE = write("local/resources.json", '{"class_allow_list": ["nvflare."]}')
         (merge("resources.json", allow_log_streaming=True), "logs", "warning", "to the server"),
         (write("local/privacy.json", '{"scopes": 1}'), "privacy.json", "error", "scopes"),
         (
-            write("local/privacy.json", json.dumps(PRIVACY | {"scopes": [DISABLED]})),
+            write("local/privacy.json", json.dumps(PRIVACY | {"scopes": [OFF]})),
             "filter",
             "warning",
             "disabled",
