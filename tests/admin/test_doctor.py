@@ -135,6 +135,7 @@ def lose_the_ledger(folder: Path) -> None:
 
 ROOT = Authority().cert.public_bytes(Encoding.PEM).decode()
 OFF = PRIVACY["scopes"][0] | {"task_result_filters": [{"path": FILTER, "disabled": True}]}
+NO_FILTER = write("local/privacy.json", json.dumps(PRIVACY | {"scopes": [OFF]}))
 NOISE = edit("local/suture.toml", "[privacy]", "[privacy]\nclip = 1.0\nnoise = 2.0")
 NO_CODE = write("local/resources.json", '{"class_allow_list": ["nvflare."]}')
 
@@ -147,20 +148,10 @@ NO_CODE = write("local/resources.json", '{"class_allow_list": ["nvflare."]}')
         (lambda folder: (folder / "startup/client.key").chmod(0o644), "private key", "warning", "users"),
         (delete("local/resources.json*"), "resources.json", "error", "resources.json"),
         (write("local/authorization.json", "["), "authorization.json", "error", "JSON"),
-        (
-            write("local/resources.json", '{"class_allow_list": ["nvflare."]}'),
-            "installed code",
-            "error",
-            "code",
-        ),
+        (NO_CODE, "installed code", "error", "code"),
         (merge("resources.json", allow_log_streaming=True), "logs", "warning", "to the server"),
         (write("local/privacy.json", '{"scopes": 1}'), "privacy.json", "error", "scopes"),
-        (
-            write("local/privacy.json", json.dumps(PRIVACY | {"scopes": [OFF]})),
-            "filter",
-            "warning",
-            "disabled",
-        ),
+        (NO_FILTER, "filter", "warning", "disabled"),
         (delete("local/privacy.json"), "filter", "warning", "privacy.json"),
         (merge("resources.json", app_validator={"path": "own.Validator"}), "filter", "warning", "addresses"),
         (merge("resources.json", class_allow_list=["nvflare."]), "filter", "warning", "1 more class"),
@@ -173,12 +164,7 @@ NO_CODE = write("local/resources.json", '{"class_allow_list": ["nvflare."]}')
         (add("[storage]\nstate = '/proc/suture'"), "disk of the state", "error", "/proc"),
         (add("[training]\ndevice = 'cuda:99'"), "device", "error", "cuda:99"),
         (add("[training]\ndevice = 'gpu'"), "device", "error", '"gpu"'),
-        (
-            edit("local/suture.toml", "[privacy]", "[privacy]\nclip = 1.0\nnoise = 2.0"),
-            "budget",
-            "warning",
-            "max_epsilon",
-        ),
+        (NOISE, "budget", "warning", "max_epsilon"),
         (lose_the_ledger, "ledger", "error", "line 1"),
     ],
 )
