@@ -1,4 +1,4 @@
-"""What leaves a site: the page of `suture egress` agrees with the code, the ledger's tables fit a terminal."""
+"""What leaves a site: the page of `suture egress` agrees with the code, and the ledger fits a terminal."""
 
 from __future__ import annotations
 
