@@ -44,13 +44,11 @@ def test_a_run_is_taken_for_its_model_a_folder_for_its_site_and_files_get_their_
     assert (out / "p0" / "p.csv").read_bytes() == (out / "p1" / "p.csv").read_bytes()
     assert len((out / "p0" / "p.csv").read_text().splitlines()) == 61
     assert "+0.000" in suture("compare", run, run / "model", site)
-    suture("explain", run, site, "-o", out / "maps", "-n", "1")
-    suture("finetune", run, site, "-o", out / "tuned", "--target", "Mass", "--epochs", "1")
     suture("plot", "features", run, site, "--images", "6", "-o", out / "3" / "b.svg")
     suture("labels", study, "--page", out / "4/b.html", "--excerpt", f"alpha={out / '5/b.toml'}")
     suture("plot", "labels", study, "-o", out / "6")
     suture("egress", "-o", out / "7" / "b.md")
-    made = ["maps/001 000.png", "tuned/tuned.json", "3/b.svg", "4/b.html", "5/b.toml", "7/b.md"]
+    made = ["3/b.svg", "4/b.html", "5/b.toml", "7/b.md"]
     assert [name for name in (*made, "6/cooccurrence-beta.svg") if not (out / name).is_file()] == []
 
 

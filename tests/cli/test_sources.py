@@ -1,4 +1,4 @@
-"""What no source file may do, and what none may say: unpickle, open what may be a pipe, advise what is not there."""
+"""What no source file may do: unpickle, open what may be a pipe, or advise a command that is not there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from suture.cli.app import app, documented
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ROOT / "custom"
-SOURCES = sorted(
-    path for folder in ("custom", "jobs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
-)
+SOURCES = [path for room in ("custom", "jobs", "benchmarks") for path in (ROOT / room).rglob("*.py")]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
 PAGES += [path for folder in ("docs", "examples") for path in sorted((ROOT / folder).rglob("*.md"))]
 

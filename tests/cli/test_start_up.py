@@ -119,10 +119,6 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
         assert has in shown
         assert "imported" not in shown or words == "--help"
     listed = said("list")
-    for line in (
-        "data set meadow Pictures of cows.",
-        "prior grass not usable:",
-        "simulation Farm Five farms.",
-    ):
+    for line in ("meadow Pictures of cows.", "grass not usable:", "Farm Five farms."):
         assert line in listed
     assert "error: the command 'broken' of other 1.0 (other:NUMBER)" in said("broken")

@@ -19,11 +19,8 @@ HEAD = ["image", "patient", "split", "report", "Mass"]
 
 def hospital(folder: Path, *rows: list[object]) -> Path:
     """A site whose reports are these, with image, patient and split."""
-    own = [
-        [1, "P1", "train", "No mass.", 0],
-        [2, "P2", "train", "Mass.", 1],
-        [3, "P3", "test", "Huge mass.", 1],
-    ]
+    reports = (("train", "No mass."), ("train", "Mass."), ("test", "Huge mass."))
+    own = [[i, f"P{i}", split, text, 1] for i, (split, text) in enumerate(reports)]
     write_table(folder / "reports.csv", [HEAD, *(rows or own)])
     path = folder / "suture.toml"
     path.write_text('[data]\ndataset = "hospital"\ntable = "reports.csv"\ntext_column = "report"\n')
