@@ -10,10 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from rich.console import Console
 
-from suture.methods import METHODS
-from suture.models.classifier import Layout
 from suture.protocol.decisions import CELLS
-from suture.protocol.egress import list_declared
 from suture.protocol.messages import KEYS, Reason, Reply, Spent
 from suture_admin.egress_page import _MEANT, page
 from suture_admin.ledger import Statement, _BudgetLine, ledger_tables
@@ -64,30 +61,6 @@ def test_every_field_of_an_answer_is_on_the_page(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(_MEANT, Age, "Age")
     with pytest.raises(KeyError, match="oldest"):
         page()
-
-
-def test_every_number_that_a_method_declares_is_on_the_page() -> None:
-    whole = page()
-    for name, kind in METHODS.items():
-        method: Any = kind()
-        section = whole.split(f"### `{name}`:")[1].split("###")[0]
-        if method.about.pooled:
-            continue
-        egress = method.egress(Layout({}, {}))
-        for scalar, (low, high) in egress.scalars.items():
-            assert f"| {scalar} | a number in [{low:g}, {high:g}] |" in section
-        for loss, (low, high) in egress.losses.items():
-            assert (
-                f"| {loss} | a number in [{low:g}, {high:g}]; withheld below `min_loss` samples |" in section
-            )
-        reasons = {row["field"]: row["why"] for row in list_declared(egress)}
-        for row, there in (
-            ("counts", bool(egress.counts)),
-            ("prior", method.sharing.prior is not None),
-            ("shared", "shared" in reasons),
-            ("head", "head" in reasons and method.sharing.share is None),
-        ):
-            assert (f"| {row} |" in section) is there, (name, row)
 
 
 LONG = "surgical_nih-20261126-081530-a1b2c3d4"

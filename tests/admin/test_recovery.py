@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flare_server import KIT, FlareServer, Serve
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 from startup_kits import MakeKit
 
@@ -17,61 +16,18 @@ from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
 from suture.federation.state_files import EXPERIMENTS
 from suture.flare import EXPERIMENT, SHARED_WITH, named_by
-from suture.flare.kit import Kit, read_kit
+from suture.flare.kit import read_kit
 from suture_admin.recovery import newest, resume, state_on_this_machine
 from world import refused
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
-KIT = Kit(Path("nowhere"), "admin", "lead@a.org", "trial", "localhost", 8002)
 FIRST = {"job_id": "1", "name": "demo", EXPERIMENT: "demo-1", SHARED_WITH: [], "deploy_map": MAP}
 
 
-class Server:
-    """FLARE's side: what it knows of jobs, and what it was asked."""
-
-    def __init__(self, *jobs: dict[str, Any], ends: bool = True, runs: bool = True) -> None:
-        self.jobs = [dict(job) for job in jobs]
-        self.ends, self.runs = ends, runs
-        self.did: list[str] = []
-        self._connected = [["a"], ["a", "b"]]
-
-    def metas(self) -> list[dict[str, Any]]:
-        return self.jobs
-
-    def meta(self, job_id: str) -> dict[str, Any]:
-        return next(job for job in self.jobs if job["job_id"] == job_id)
-
-    def sites(self) -> list[str]:
-        self.did.append("sites")
-        return self._connected.pop(0) if len(self._connected) > 1 else self._connected[0]
-
-    def abort(self, job_id: str) -> None:
-        self.did.append(f"abort {job_id}")
-        if not self.runs:
-            raise FederationError(f"refused: failed to abort job: Job {job_id} is not running.")
-        if self.ends:
-            self.meta(job_id)["status"] = "FINISHED:ABORTED"
-
-    def clone(self, job_id: str) -> str:
-        self.did.append(f"clone {job_id}")
-        return "new"
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a server in FLARE's place."""
-
-    def serve(server: Server) -> Server:
-        @contextmanager
-        def connected(kit: object) -> Iterator[Server]:
-            yield server
-
-        monkeypatch.setattr("suture_admin.session.connect", connected)
-        for name in ("_POLL", "_WAIT_FOR_END"):
-            monkeypatch.setattr(recovery, name, 0.01)
-        return server
-
-    return serve
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_POLL", "_WAIT_FOR_END"):
+        monkeypatch.setattr(recovery, name, 0.01)
 
 
 ENDED = {"status": "FINISHED:ABORTED"}
@@ -91,7 +47,7 @@ def test_a_copy_belongs_to_the_experiment_of_what_it_is_a_copy_of() -> None:
 
 @pytest.mark.parametrize("clones", [[], ["a"], ["a", "a"]])
 def test_a_job_without_an_experiment_of_its_own_is_copied_itself_each_time(
-    clones: list[str], serve: Any, tmp_path: Path
+    clones: list[str], serve: Serve, tmp_path: Path
 ) -> None:
     """The parties name it by the job that was submitted, and know of a copy no more than its source."""
     first = {"job_id": "a", "name": "demo", SHARED_WITH: [], "deploy_map": MAP} | ENDED
@@ -99,7 +55,7 @@ def test_a_job_without_an_experiment_of_its_own_is_copied_itself_each_time(
         {"job_id": f"b{i}", "name": "demo", "cloned_from": source} | ENDED for i, source in enumerate(clones)
     ]
     flares_own = {"job_id": "c", "name": "by-class", "status": "RUNNING"}
-    server = serve(Server(first, *copies, flares_own))
+    server = serve(FlareServer(first, *copies, flares_own))
     resume(KIT, named_by(first, "a"), tmp_path, "poc")
     assert server.did[-1] == "clone a"
     with refused("demo-a", by=ConfigError):
@@ -127,9 +83,9 @@ def test_a_job_without_an_experiment_of_its_own_is_copied_itself_each_time(
     ],
 )
 def test_a_job_is_handed_in_again(
-    jobs: list[dict[str, Any]], server: dict[str, bool], did: list[str], serve: Any, tmp_path: Path
+    jobs: list[dict[str, Any]], server: dict[str, bool], did: list[str], serve: Serve, tmp_path: Path
 ) -> None:
-    served = serve(Server(*jobs, **server))
+    served = serve(FlareServer(*jobs, **server))
     assert resume(KIT, "demo-1", tmp_path, "poc") == ("new", "demo")
     assert served.did[-len(did) :] == did
     assert not list(tmp_path.iterdir()), "a folder without a run has nothing to record"
@@ -168,20 +124,20 @@ def test_what_is_not_resumed_runs_on(
     by: type[Exception],
     named: list[str],
     clones: tuple[dict[str, Any], ...],
-    serve: Any,
+    serve: Serve,
     tmp_path: Path,
 ) -> None:
     assert not {"scope", "launcher_spec"} & {*CLONED_META_KEYS}, "FLARE's clone keeps it"
     copies = (clone | {"status": changes["status"]} for clone in clones)
-    server = serve(Server(FIRST | changes, *copies))
+    server = serve(FlareServer(FIRST | changes, *copies))
     with refused(*named, by=by):
         resume(KIT, "demo-1", tmp_path / "out", "poc")
     assert server.did == []
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_does_not_end_and_another_runs_folder_are_let_alone(serve: Any, tmp_path: Path) -> None:
-    stuck = serve(Server(FIRST | {"status": "RUNNING"}, ends=False))
+def test_a_job_that_does_not_end_and_another_runs_folder_are_let_alone(serve: Serve, tmp_path: Path) -> None:
+    stuck = serve(FlareServer(FIRST | {"status": "RUNNING"}, ends=False))
     with refused("1", by=FederationError):
         resume(KIT, "demo-1", tmp_path, "poc")
     assert not any(did.startswith("clone") for did in stuck.did)

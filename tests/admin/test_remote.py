@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flare_server import KIT, FlareServer, Serve
 from hypothesis import given
 from hypothesis import strategies as st
 from startup_kits import MakeKit
@@ -32,35 +33,21 @@ from suture_admin.job_commands import status
 from suture_admin.remote import Submission, Tail, download, explain, refusals, state, submit
 from world import Trained, refused
 
-KIT = Kit(Path("nowhere"), "admin", "admin@trial.org", "trial", "localhost", 8002)
 META = {"status": "FINISHED:COMPLETED", "submitter_role": "lead", "job_deploy_detail": ["server: OK"]}
 ABNORMAL = {"status": "FINISHED:ABNORMAL"}
 CRASHED = {"status": "FINISHED:EXECUTION_EXCEPTION"}
 
 
-class Remote:
+def left(workspace: Path, meta: dict[str, Any]) -> FlareServer:
     """A server whose job has left a workspace."""
-
-    def __init__(self, workspace: Path, meta: dict[str, Any]) -> None:
-        self.workspace, self._meta = workspace, meta
-
-    def meta(self, job_id: str) -> dict[str, Any]:
-        return self._meta
-
-    def download(self, job_id: str, folder: Path) -> Path:
-        return Path(shutil.copytree(self.workspace, folder / job_id / "workspace"))
-
-    def metas(self) -> list[dict[str, Any]]:
-        return [{"job_id": "first", EXPERIMENT: "demo-1", SHARED_WITH: []}, {"job_id": "j", **self._meta}]
-
-    def error_logs(self, job_id: str) -> dict[str, str]:
-        return {}
+    first = {"job_id": "first", EXPERIMENT: "demo-1", SHARED_WITH: []}
+    return FlareServer(first, {"job_id": "j", **meta}, workspace=workspace)
 
 
 def fetch(
     workspace: Path, out: Path | None, meta: dict[str, Any] = META, kit: Kit = KIT, **more: Any
 ) -> Path:
-    return download(Remote(workspace, meta), kit, "j", out, **more)  # type: ignore[arg-type]
+    return download(left(workspace, meta), kit, "j", out, **more)  # type: ignore[arg-type]
 
 
 def change(folder: Path, **values: Any) -> None:
@@ -231,7 +218,7 @@ def test_a_method_that_other_parties_cannot_load_is_refused_at_once(tmp_path: Pa
     ],
 )
 def test_a_job_asks_the_connected_sites_of_its_study(
-    enrolled: str, named: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    enrolled: str, named: str, asked: list[str], tmp_path: Path, serve: Serve
 ) -> None:
     """A site is a letter here; FLARE names those that it refuses."""
     jobs: list[str] = []
@@ -247,7 +234,7 @@ def test_a_job_asks_the_connected_sites_of_its_study(
                 raise FederationError(f"sites {', '.join(strangers)} {ends} not enrolled in study 's'")
             return "runs"
 
-    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(Server()))
+    serve(Server())
     with nullcontext() if "runs" in asked else refused("'b'", by=FederationError):
         jobs.append(submit(load_job("demo"), "prod", KIT, tmp_path / "r", "demo-1", Submission([*named])))
     assert jobs == asked
@@ -257,7 +244,7 @@ HOSTILE = "[/bold]\x1b[2J\n\u202e"
 
 
 def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`suture status` of a job with a hostile name, of hostile sites, and of hostile events."""
     events = [
@@ -267,19 +254,11 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
         {"event": "begin", "rounds": HOSTILE},
     ]
 
-    class Federation:
-        contacts = staticmethod(lambda: {HOSTILE: 0.0})
-        recent = staticmethod(lambda _: {"first": 0, "events": events})
-
-        def metas(self) -> list[dict[str, Any]]:
-            names = (HOSTILE, "../../../x", "demo", None)
-            return [{"job_id": str(i), "name": name, "status": HOSTILE} for i, name in enumerate(names)]
-
-        def meta(self, job_id: str) -> dict[str, Any]:
-            return {"name": HOSTILE, "status": "RUNNING", "job_deploy_detail": [f"harbor: {HOSTILE}"]}
-
-    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(Federation()))
-    monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_, **__: KIT)
+    names = (HOSTILE, "../../../x", "demo", None)
+    jobs = [{"job_id": str(i), "name": name, "status": HOSTILE} for i, name in enumerate(names)]
+    runs = {"job_id": "j", "name": HOSTILE, "status": "RUNNING", "job_deploy_detail": [f"harbor: {HOSTILE}"]}
+    recent = {"first": 0, "events": events}
+    serve(FlareServer(*jobs, runs, contacts={HOSTILE: 0.0}, recent=recent))
     status(None, None)
     status("j", None)
     said = capsys.readouterr().out
@@ -292,7 +271,11 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
 
 @pytest.mark.parametrize("readable", [True, False])
 def test_status_says_why_a_job_ended(
-    readable: bool, killed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    readable: bool,
+    killed: Path,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of another user's job FLARE shows no log."""
 
@@ -300,11 +283,9 @@ def test_status_says_why_a_job_ended(
         raise FederationError("not authorized")
 
     (killed / "log.txt").write_text("Component 'suture.x.Y' at config path 'a' is not in allow_list")
-    server = Remote(killed, META | CRASHED | {"name": "demo"})
+    server = serve(left(killed, META | CRASHED | {"name": "demo"}))
     if not readable:
         monkeypatch.setattr(server, "download", refuse)
-    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(server))
-    monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_, **__: KIT)
     status("j")
     said = " ".join(capsys.readouterr().out.split())
     assert ("suture.x.Y" in said, "WORKSPACE/j/log.txt" in said) == (readable, not readable)
@@ -473,14 +454,13 @@ class Polled:
 
 @pytest.mark.parametrize(("rate", "hourly"), [(0.01, 500), (0.5, 500), (60.0, 3700)])
 def test_a_run_that_is_followed_for_a_day_writes_few_lines_into_the_servers_audit(
-    rate: float, hourly: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rate: float, hourly: int, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FLARE writes a line for each command and never begins the file anew; it was two a second."""
     clock = [0.0]
-    server = Polled(clock, 86_400 if rate < 1 else 7_200, rate)
+    server = serve(Polled(clock, 86_400 if rate < 1 else 7_200, rate))
     moved = {"monotonic": lambda: clock[0], "sleep": lambda s: clock.__setitem__(0, clock[0] + s)}
     own_clock(monkeypatch, "suture_admin.remote", **moved)
-    monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(server))
     monkeypatch.setattr(remote, "following", lambda *_: nullcontext())
     monkeypatch.setattr(remote, "download", lambda *_: None)
     gaps: list[int] = []

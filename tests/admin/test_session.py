@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import typer
+from flare_server import FlareServer, Serve
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import AuthenticationError
 from startup_kits import MakeKit
@@ -132,38 +132,23 @@ BEGIN = {"event": "begin", "round": 0, "rounds": 100, "sites": ["a", "b"], "labe
 JOB = {"job_id": "j", "name": "demo", "deploy_map": {"app": ["a", "b"], "app_server": ["server"]}}
 
 
-class Federation:
-    """A server with two sites and a job."""
-
-    def __init__(self, silent: float, status: str, *events: dict[str, Any]) -> None:
-        self._contacts = {"a": NOW, "b": NOW - silent} if silent < 600 else {"a": NOW}
-        self._meta, self._events = {**JOB, "status": status}, events
-
-    def contacts(self) -> dict[str, float]:
-        return self._contacts
-
-    def metas(self) -> list[dict[str, Any]]:
-        return [self._meta]
-
-    def meta(self, job_id: str) -> dict[str, Any]:
-        return self._meta
-
-    def recent(self, job_id: str) -> dict[str, Any]:
-        return {"first": 900, "events": self._events, "begin": BEGIN}
+def federation(silent: float, status: str, *events: dict[str, Any]) -> FlareServer:
+    """A server with a job and two sites, of which one is not connected, or was heard of so long ago."""
+    contacts = {"a": NOW, "b": NOW - silent} if silent < 600 else {"a": NOW}
+    recent = {"first": 900, "events": events, "begin": BEGIN}
+    return FlareServer(JOB | {"status": status}, contacts=contacts, recent=recent)
 
 
 Ask = Any
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(monkeypatch: pytest.MonkeyPatch, serve: Serve, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Runs `suture status`; returns its exit code and what it prints."""
     own_clock(monkeypatch, "suture_admin.monitor", time=lambda: NOW)
-    kit = Kit(Path("nowhere"), "admin", "admin@trial.org", "trial", "localhost", 8002)
-    monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_: kit)
 
-    def ask(federation: Federation, *job: str, **options: bool) -> tuple[int, str]:
-        monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(federation))
+    def ask(server: FlareServer, *job: str, **options: bool) -> tuple[int, str]:
+        serve(server)
         try:
             status(*job, **options)
         except typer.Exit as end:
@@ -185,11 +170,11 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_silent_site_and_one_that_a_job_lacks_are_found(
     silent: float, job: str, fault: str, ask: Ask
 ) -> None:
-    federation = Federation(silent, job)
-    code, said = ask(federation, check=True)
+    server = federation(silent, job)
+    code, said = ask(server, check=True)
     assert (code, fault in said) == (bool(fault), True)
-    assert ask(federation)[0] == 0, "only --check has a code of its own"
-    code, text = ask(federation, as_json=True, check=True)
+    assert ask(server)[0] == 0, "only --check has a code of its own"
+    code, text = ask(server, as_json=True, check=True)
     found = json.loads(text)
     assert code == bool(found["faults"]) == bool(fault)
     assert found["sites"]["a"] == {"last_contact": "1970-01-12T13:46:40+00:00", "seconds": 0}
@@ -216,14 +201,14 @@ def test_a_job_has_its_number_of_rounds_and_its_sites_their_last_state(
     event: dict[str, Any], fault: str | None, ask: Ask
 ) -> None:
     """Although the event that tells the number has long gone by."""
-    federation = Federation(0, "RUNNING", event, ROUND, DONE)
-    code, said = ask(federation, "j", check=True)
+    server = federation(0, "RUNNING", event, ROUND, DONE)
+    code, said = ask(server, "j", check=True)
     assert (code, "round 84 of 100" in said, (fault or "") in said) == (bool(fault), True, True)
-    found = json.loads(ask(federation, "j", as_json=True)[1])
+    found = json.loads(ask(server, "j", as_json=True)[1])
     assert (found["round"], found["rounds"], found["faults"]) == (84, 100, [fault] if fault else [])
 
 
 def test_a_job_that_failed_is_a_fault(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suture_admin.remote.why_ended", lambda *_: "too few sites")
-    code, said = ask(Federation(0, "FINISHED:ABNORMAL"), "j", check=True)
+    code, said = ask(federation(0, "FINISHED:ABNORMAL"), "j", check=True)
     assert (code, said) == (1, "demo: FINISHED:ABNORMAL\ntoo few sites\n")

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import suture as api
 from hospitals import image, plain
 from small_hospitals import small_study
-from suture.core.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError
 from suture.data.config import load_site_config, site_files
 from suture.execution import job_files
 from suture.execution.job import load_job
@@ -91,34 +91,6 @@ def test_paths_are_checked_before_anything_is_read_or_asked(
         suture("init", tmp_path / "s", *sites)
     assert capsys.readouterr().out == ""
     assert not (tmp_path / "s").exists()
-
-
-SETTINGS = (
-    *("rounds=0", "method.local.lr=-1", "method.local.lr=soon", "method.local.local_epochs=1.5"),
-    *("decision.sensitivity=2", "decision.rule=best", "model.size=0", "protection.clip=-1", "seed=-1"),
-    *("simulation.sites=[1]", "simulation.folder=3"),
-)
-DATA = ("bits = 99", 'values = { x = "perhaps" }', "split = { train = 2.0 }", 'labels = { "" = 3 }')
-PRIVACY = ("min_count = -1", "min_loss = 'x'", "epsilon = -1")
-THEIRS = ("Value error", "Assertion failed", "Input should be", "pydantic", "validation error")
-
-
-def test_no_setting_of_a_job_or_a_site_is_refused_in_pydantics_words(
-    trained: Trained, tmp_path: Path
-) -> None:
-    def check(refuses: pytest.ExceptionInfo[SutureError]) -> None:
-        assert [words for words in THEIRS if words in str(refuses.value)] == []
-
-    for setting in SETTINGS:
-        with pytest.raises(SutureError) as caught:
-            suture("run", trained.study, "--env", "local", "--set", setting, "--out", tmp_path / "none")
-        check(caught)
-    path, own = tmp_path / "suture.toml", '[data]\ndataset = "hospital"\ntable = "labels.csv"\nroot = "."\n'
-    for line in (*DATA, *(f"[privacy]\n{line}" for line in PRIVACY)):
-        path.write_text(f"{own}{line}\n")
-        with pytest.raises(SutureError) as caught:
-            load_site_config(path)
-        check(caught)
 
 
 @pytest.mark.complete

@@ -21,7 +21,7 @@ from suture.data.readers import DATASETS
 from suture.execution.job import Job, command_of, load_job, with_settings
 from suture.execution.job_files import known_jobs, preset_settings
 from suture.execution.sites import SIMULATIONS, Simulation
-from suture.federation.plan import Plan, Schedule, needed_sites
+from suture.federation.plan import Plan, Schedule
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture_papers.chest_xrays.chest_sites import NihSites
@@ -334,12 +334,6 @@ def test_the_server_measures_no_model_that_stays_at_a_site() -> None:
     for selection in ("server_metric", "server_balanced_accuracy"):
         with refused("selection = 'site_loss'", by=ConfigError):
             with_settings(job, [f"selection={selection}"]).schedule()
-
-
-@pytest.mark.parametrize("name", ["fedmas_ham10000", "fedmas_hyperkvasir", "fedmas_isic", "fedmas_tones"])
-def test_half_of_the_sites_are_enough_for_fed_mas(name: str) -> None:
-    schedule = load_job(name).schedule()
-    assert [needed_sites(schedule.min_sites, n) for n in (1, 4, 6, 8)] == [1, 2, 3, 4]
 
 
 def parsed(line: str | None) -> Job:

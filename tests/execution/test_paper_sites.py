@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from tailed import CENTRES, write_flamby, write_hyperkvasir, write_tones
 
-from official import write_ham10000, write_nih
+from official import write_chexpert, write_ham10000, write_nih
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
@@ -22,7 +23,8 @@ from suture.data.table import SPLITS, Table
 from suture.execution.partition import assigned_classes
 from suture.methods import METHODS
 from suture.methods.fedavg import FedAvg
-from suture_papers.chest_xrays.chest_sites import ChestSites, NihSites
+from suture_papers.chest_xrays.chest_sites import SHARED, ChestSites, NihSites
+from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.fedmas.hyperkvasir import FOLDS
 from suture_papers.fedmas.hyperkvasir import LABELS as HYPERKVASIR
@@ -180,6 +182,17 @@ def test_one_class_a_site_complete_labels_for_their_reference_and_rates_of_a_sit
         assert len(load_table(config.data).labels) == 7
     rates = prepared(NihSites(root=str(nih), learning_rates={"site-2": 1e-5}), tmp_path / "r", "surgical")
     assert [rates[site].training.lr for site in ("site-1", "site-2")] == [None, 1e-5]
+
+
+def test_two_data_sets_are_two_sites(nih: Path, tmp_path: Path) -> None:
+    assert set(SHARED) == set(NIH) & set(CHEXPERT)
+    both = ChestSites(nih=str(nih), chexpert=str(write_chexpert(tmp_path / "chexpert")))
+    for name, simulation in (("all", both), ("shared", replace(both, classes="shared"))):
+        names = simulation.prepare(tmp_path / name, tmp_path, 1, METHODS["surgical"]())
+        found = {site: load_table(load_site_config(tmp_path / name / site).data).labels for site in names}
+        assert list(found) == ["chexpert", "nih"]
+        assert [len(labels) for labels in found.values()] == ([13, 14] if name == "all" else [7, 7])
+        assert name == "all" or {*found["nih"]} == {*SHARED}
 
 
 def test_hyperkvasir_at_eight_sites(tmp_path: Path) -> None:
@@ -359,18 +372,3 @@ def test_data_are_named_or_in_the_shared_folder_and_images_in_an_archive_a_folde
         assert images_in(tmp_path) == tmp_path / name
     (tmp_path / "images.tar").touch()
     assert images_in(tmp_path) == tmp_path / "images.tar"
-
-
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_real_centres_that_have_images(data_root: Path, tmp_path: Path) -> None:
-    server, found = tables(prepared(FlambySites(split="lesions", validation="sites"), tmp_path / "s"))
-    assert list(found) == ["centre-1", "centre-2", "centre-3", "centre-5"]
-    assert len(server) + sum(map(len, found.values())) == 8012
-    assert [int((t.of("train").y.sum(axis=0) > 0).sum()) for t in found.values()] == [6, 8, 8, 6]
-    # Two lesions were seen at two centres; what is tested trains at none.
-    assert not patients([server]) & patients(found.values())
-    assert (server.y.sum(axis=0) > 0).all()
-    assert set(server.split) == {"test"}
-    with refused("fold 1", by=ConfigError):
-        prepared(FlambySites(), tmp_path / "t")

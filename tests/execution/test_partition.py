@@ -28,8 +28,7 @@ from suture.execution.partition import (
     subset,
 )
 from suture.execution.sites import TEXT, write_site
-from suture_papers.chest_xrays.nih import LABELS, NihConfig
-from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
+from suture_papers.chest_xrays.nih import LABELS
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 from world import refused
 
@@ -287,22 +286,3 @@ def test_a_lesion_of_two_attributes_counts_for_the_rarer() -> None:
     site = by_attribute(whole, tone, 2, 1.0, seed=0)
     assert together(whole.patients, site)
     assert site.tolist() == [1] * 60 + [0] * 40
-
-
-@pytest.mark.data
-def test_real_data_become_sites(data_root: Path) -> None:
-    folder = data_root / "nih_cxr14_64px"
-    files = {"root": folder / "images.tar", "table": folder / "Data_Entry_2017_v2020.csv"}
-    sites = partition_table(load_table(NihConfig(split="patients", **files)), client_classes(10))
-    assert len(sites) == 11
-    assert len({len(set(t.patients)) for name, t in sites.items() if name != "server"}) == 1
-    path = data_root / "hyperkvasir_splits" / f"{FOLDS}.gz"
-    read = load_table(HyperKvasirConfig(root=path.parent, table=path))
-    training = read.rows(np.array(read.split) != "test")
-    counts = [
-        np.array([(training.y[site == i] == 1).sum(axis=0) for i in range(8)])
-        for site in (iid(training, 8, seed=1337), dirichlet(training, 8, 0.5, seed=1337))
-    ]
-    assert np.ptp(counts[0], axis=0).max() <= 2  # one of training and one of validation
-    assert np.ptp(counts[1], axis=0).max() > 300
-    assert [c.sum() for c in counts] == [len(training)] * 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tailed import write_flamby, write_tones
 
-from official import Report, write_chexpert, write_ham10000, write_nih, write_openi
+from official import Report, write_nih, write_openi
 from small_hospitals import LABELS, small_study, write_hospital
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write
@@ -26,14 +26,10 @@ from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture_papers.chest_xrays.chest_sites import SHARED, ChestSites, NihSites
-from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
-from suture_papers.chest_xrays.nih import LABELS as NIH
-from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN
-from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_papers.chest_xrays.openi import FINDINGS
 from suture_papers.skin_lesions.flamby import LABELS as SKIN
 from suture_papers.skin_lesions.flamby_sites import AttributeSites, FlambySites
-from suture_papers.skin_lesions.isic_sites import IsicSites
 from suture_prepare.quality import check
 from suture_results.notes import read_sentences
 from suture_results.report_command import show_run
@@ -65,7 +61,7 @@ def nih(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_nih(tmp_path_factory.mktemp("nih") / "nih"))
 
 
-@pytest.mark.parametrize("method", ["surgical", "central", "central_full", "individual"])
+@pytest.mark.parametrize("method", ["surgical", "central_full"])
 def test_groups_of_classes_are_those_of_the_sites_whoever_trains(
     method: str, nih: str, tmp_path: Path
 ) -> None:
@@ -93,28 +89,6 @@ def test_pooled_data_take_the_learning_rate_of_the_job(tmp_path: Path) -> None:
         for name, one in (("plain", sites), ("own", replace(sites, learning_rates={"harbor": 0.5})))
     ]
     assert models[0].read_bytes() == models[1].read_bytes()
-
-
-def test_two_data_sets_are_two_sites(nih: str, tmp_path: Path) -> None:
-    both = ChestSites(nih=nih, chexpert=str(write_chexpert(tmp_path / "chexpert")))
-    run = run_job(job(both), "local", tmp_path / "both")
-    sites = {name: len(site["labels"]) for name, site in record(run, "run")["sites"].items()}
-    assert sites == {"chexpert": 13, "nih": 14}
-    assert len(record(run)["auroc"]) == 20
-    assert set(SHARED) == set(NIH) & set(CHEXPERT)
-    seven = run_job(job(replace(both, classes="shared")), "local", tmp_path / "seven")
-    assert set(record(seven)["auroc"]) == set(SHARED)
-
-
-def test_isic_runs_and_is_selected_by_the_server(tmp_path: Path) -> None:
-    """The server alone has what to select and test with."""
-    simulation = IsicSites(root=str(write_ham10000(tmp_path / "ham")))
-    own = {"rounds": 2, "selection": "server_metric"}
-    run = run_job(job(simulation, FedLSM(local=FEW), color=True, **own), "local", tmp_path / "r")
-    metrics = record(run)
-    assert (metrics["n"], metrics["source"]) == (28, "server test set")
-    assert metrics["overall"]["accuracy"] is not None
-    assert record(run, "run")["label_type"] == "multiclass"
 
 
 @pytest.mark.parametrize("kind", ["centres", "tones"])
@@ -147,21 +121,6 @@ def test_long_tailed_sites_run(kind: str, tmp_path: Path) -> None:
     assert right == pytest.approx(metrics["n"] * metrics["overall"]["accuracy"])
     mean = np.mean([part["balanced_accuracy"] for part in by_tone.values()])
     assert metrics["attributes"]["mean"]["balanced_accuracy"] == pytest.approx(mean)
-
-
-def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
-    """The prior is the one that needs no download."""
-    root, tones = write_flamby(tmp_path / "flamby"), write_tones(tmp_path)
-    data = [f"simulation.tones={tones}", f"simulation.root={root}", f"simulation.lists={root}"]
-    small = ["rounds=1", "model.name=cnn", "model.size=16", "model.projection=128"]
-    prior = ["method.prior.name=phantoms", "method.prior.size=32"]
-    made = with_settings(load_job("fedmas_tones"), [*data, *small, *prior])
-    run = run_job(made, "local", tmp_path / "r")
-    facts, metrics = record(run, "run"), record(run)
-    assert list(facts["sites"]) == [f"isic-{i}" for i in range(4)]
-    assert facts["prior"]["name"] == "phantoms"
-    assert set(metrics["attributes"]["values"]) == {"light", "dark"}
-    assert min(metrics["weighting"]["mean_share"].values()) > 0
 
 
 DAY = "2024-03-01"
@@ -275,20 +234,6 @@ def test_a_run_of_other_words_does_not_go_on_with_those_of_its_documents(openi: 
     settings = ["rounds=1", "simulation.clients=2", f"simulation.root={openi}"]
     made = with_settings(load_job("surgical_openi"), settings)
     refuses_other_words(made, run_job(made, "local", tmp_path / "r"), "corpus")
-
-
-def test_vectors_of_documents_train_and_no_site_shares_a_finding(tmp_path: Path) -> None:
-    reports: list[Report] = [
-        (f"It shows {THIRTEEN[i % 13].lower()}.", "", (f"{THIRTEEN[i % 13]}/mild",)) for i in range(260)
-    ]
-    root = write_openi(tmp_path / "openi", reports).parent
-    settings = ["rounds=4", "method.local.batch_size=8", f"simulation.root={root}"]
-    run = run_job(with_settings(load_job("reports_openi"), settings), "local", tmp_path / "r")
-    known = [site["labels"] for site in record(run, "run")["sites"].values()]
-    assert sorted(map(len, known)) == [4, 4, 5]
-    assert sorted(name for own in known for name in own) == sorted(THIRTEEN)
-    losses = [line["validation"]["loss"] for line in lines(run)]
-    assert losses[-1] < losses[0]
 
 
 @pytest.fixture
