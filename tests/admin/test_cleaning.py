@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from uuid import uuid4
 import psutil
 import pytest
 from startup_kits import MakeKit
-from typer.testing import CliRunner
 
-from suture.cli import app
+from small_hospitals import write_hospital
 from suture.core.errors import ConfigError
 from suture.core.files import hold, shared_features
 from suture.federation.loop import Loop, federate
@@ -24,6 +22,7 @@ from suture.federation.state_files import EXPERIMENTS
 from suture.methods.surgical import SurgicalAggregation
 from suture_admin import cleaning
 from suture_admin.doctor import examine
+from world import refused, suture
 
 DAY = 24 * 3600
 
@@ -43,27 +42,16 @@ def aged(folder: Path) -> None:
         os.utime(path, (when := time.time() - 40 * DAY, when))
 
 
-@pytest.fixture
-def site(make_kit: MakeKit, hospital: Callable[..., Path]) -> Path:
-    folder = make_kit("site")
-    hospital(folder / "local", ("Mass",), 5, 1)
-    return folder
-
-
 ROUNDS = ("round-000002.safetensors", "best-000001.safetensors", "encoder.safetensors")
 TESTED = "answers/test/round-000002.safetensors"
 STAY = ("errors.jsonl", "owner.json", "counts.json", "masked.jsonl", "model/model.safetensors", "notes.txt")
 
 
-def clean(*words: str) -> str:
-    result = CliRunner().invoke(app, ["clean", *words])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_a_site_loses_states_of_finished_experiments_and_folders_of_ended_jobs_alone(
-    site: Path, monkeypatch: pytest.MonkeyPatch
+    make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    site = make_kit("site")
+    write_hospital(site / "local", ("Mass",), 5, 1)
     own = site / "local" / "state"
     gone = written(own / EXPERIMENTS / "done", *ROUNDS, "answers/train/round-000002.safetensors", TESTED)
     stay = written(own / EXPERIMENTS / "done", *STAY) + written(own, "ledger.jsonl", "mask.key")
@@ -83,12 +71,12 @@ def test_a_site_loses_states_of_finished_experiments_and_folders_of_ended_jobs_a
     found = examine(site)
     assert any(one.about == "states" and "5 experiments" in one.text for one in found)
     with hold(own / EXPERIMENTS / "in use" / ".site.lock", 0):
-        listed = clean(str(site))
+        listed = suture("clean", site)
         assert all(path.exists() for path in (*gone, *stay)), "a list deletes nothing"
         assert "experiment done" in listed
         assert ended in listed
         assert not any(name in listed for name in ("unfinished", "continued", "recent", running, foreign))
-        assert "in use: states of experiment in use" in clean(str(site), "--yes")
+        assert "in use: states of experiment in use" in suture("clean", site, "--yes")
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in stay)
 
@@ -102,22 +90,19 @@ def test_a_server_loses_states_of_finished_experiments_alone(make_kit: MakeKit) 
         (gone if status == "finished" else stay).extend(written(run, *states))
         stay += written(run, "state/ledgers.json", "model/model.safetensors", "history.jsonl")
         (run / "run.json").write_text(json.dumps({"status": status}))
-    clean(str(folder), "--yes")
+    suture("clean", folder, "--yes")
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in stay)
 
 
-def test_features_that_were_not_used_are_deleted(tmp_path: Path) -> None:
+def test_features_that_were_not_used_are_deleted(make_kit: MakeKit) -> None:
     old, other = written(shared_features(), "a.features", "mine.txt")
     (recent,) = written(shared_features(), "b.features", days=29)
-    assert "a.features" in clean()
+    assert "a.features" in suture("clean")
     assert old.exists()
-    clean("--yes")
+    suture("clean", "--yes")
     assert (old.exists(), other.exists(), recent.exists()) == (False, True, True)
-
-
-def test_an_administrator_has_nothing_to_clean(make_kit: MakeKit) -> None:
-    with pytest.raises(ConfigError, match="workspace of a site or server"):
+    with refused("site or server", by=ConfigError):
         cleaning.leftovers(make_kit("admin"), 30)
 
 
@@ -143,6 +128,6 @@ def test_a_real_experiment_is_known_to_have_finished_and_cannot_be_continued_wit
     of_server, *of_sites = cleaning._experiments(run)
     assert len(of_sites) == len(folders) - 1
     assert cleaning.remove(of_server)
-    with pytest.raises(ConfigError, match="states were removed"):
+    with refused("run", by=ConfigError):
         replace(federation, schedule=replace(federation.schedule, rounds=3)).run()
     assert (run / "history.jsonl").read_text()
