@@ -1,4 +1,4 @@
-"""Commands of a party: `suture clean`, which deletes what is no longer needed, and the pages of what leaves a site."""
+"""Commands of a party: `suture clean` deletes what is no longer needed; pages of what leaves a site."""
 
 from __future__ import annotations
 
