@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from suture.federation.state_files import EXPERIMENTS
 from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.controller import EventFeed
 from suture.flare.kit import Kit, read_kit
-from suture.methods.surgical import SurgicalAggregation
 from suture_admin.job_commands import status
 from suture_admin.remote import Submission, Tail, download, explain, refusals, state, submit
 from world import Trained, refused
@@ -197,15 +195,6 @@ def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
     assert (out / "flare.log").read_text() == "the log"
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
     assert (out / "report.html").is_file()
-
-
-def test_a_method_that_other_parties_cannot_load_is_refused_at_once(tmp_path: Path) -> None:
-    class Mine(SurgicalAggregation):
-        pass
-
-    with refused("'suture.methods'", by=ConfigError):
-        submit(replace(SMALL, method=Mine()), "prod", KIT, tmp_path / "r", "demo-1")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

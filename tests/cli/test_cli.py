@@ -85,7 +85,11 @@ def test_second_run_report_and_predict(
     found = json.loads(suture("ledger", site, "--json"))
     assert (found["lines"][0]["updates"], found["lines"][0]["epsilon"]) == (1, None)
     assert set(found["figures"]) == set(found["lines"][0]["figures"])
-    assert "Emphysema" in suture("data", "check", run / "sites" / "lakeside" / "suture.toml")
+    config, table = (run / "sites" / "lakeside" / name for name in ("suture.toml", "labels.csv"))
+    assert "Emphysema" in suture("data", "check", config)
+    table.write_text(table.read_text().replace(",train,", ",trian,", 1))
+    assert exit_of(monkeypatch, "data", "check", config)
+    assert "trian" in "".join(capsys.readouterr())
 
 
 @pytest.mark.complete

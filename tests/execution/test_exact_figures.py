@@ -117,7 +117,9 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: Runs) -> None:
     assert "no loss" not in exact, "20 images are enough"
     for site in ("alpha", "beta", "gamma"):
         assert f"{site} would send of validation: AUROC in steps of" in exact
-    assert "--limits" in suture("report", runs[0])
+    printed = suture("report", runs[0])
+    assert "--limits" in printed
+    assert "would send of" not in printed, "which the page says"
     assert exact in (runs[0] / "report.html").read_text().replace("&#39;", "'")
 
 
