@@ -24,7 +24,6 @@ from suture.execution.sites import SIMULATIONS, Simulation
 from suture.federation.plan import Plan, Schedule
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
-from suture_papers.chest_xrays.chest_sites import NihSites
 from suture_papers.fedmas.pretraining import Pretraining
 from suture_synthetic.phantom_hospitals import PhantomSites
 from world import refused, site_config
@@ -266,14 +265,6 @@ def test_what_is_no_job_is_named(
         load_job(job)
 
 
-def test_a_job_of_data_names_the_kind_of_its_simulated_sites(tmp_path: Path) -> None:
-    for own, sites in (
-        ('kind = "PhantomSites"\nimages = 27\n', PhantomSites(images=27)),
-        ('kind = "NihSites"\nclients = 3\n', NihSites(clients=3)),
-    ):
-        assert load_job(written(tmp_path / "job.toml", f"{TOML}[simulation]\n{own}")).simulation == sites
-
-
 def test_relative_paths_of_a_job_file_start_at_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +295,8 @@ def test_relative_paths_of_a_job_file_start_at_its_folder(
             assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == str(job.parent / value)
         for value in ("/a", "bare", *([word] if word else [])):
             assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == value
+    phantoms = loaded('[model]\n[simulation]\nkind = "PhantomSites"\nimages = 27\n').simulation
+    assert phantoms == PhantomSites(images=27)
     own = str(written(job.parent / "bare", ""))
     assert loaded('[model]\nweights = "bare"\n').model.weights == own
     assert loaded('[model]\n[method.prior]\npath = "bare"\n').method.prior.path == own

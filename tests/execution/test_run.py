@@ -98,11 +98,12 @@ def test_paths_may_be_relative_and_nothing_is_printed_by_default(
 def test_what_cannot_run_leaves_no_folder(
     how: dict[str, Any], named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = with_settings(SMALL, how.pop("settings", []))
-    if error := how.pop("fails", None):
+    given = {"settings": [], "fails": None, **how}
+    job = with_settings(SMALL, given.pop("settings"))
+    if error := given.pop("fails"):
         monkeypatch.setattr(PhantomSites, "prepare", raising(error))
     with refused(*named, by=ConfigError):
-        run_job(job, out=tmp_path / "r", **how)
+        run_job(job, out=tmp_path / "r", **given)
     assert not list(tmp_path.iterdir())
 
 
