@@ -27,7 +27,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture_papers.chest_xrays.chest_sites import NihSites
-from suture_papers.chest_xrays.openi import FINDINGS
+from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN
 from suture_papers.skin_lesions.flamby import LABELS as SKIN
 from suture_papers.skin_lesions.flamby_sites import AttributeSites, FlambySites
 from suture_prepare.quality import check
@@ -234,6 +234,20 @@ def test_a_run_of_other_words_does_not_go_on_with_those_of_its_documents(openi: 
     settings = ["rounds=1", "simulation.clients=2", f"simulation.root={openi}"]
     made = with_settings(load_job("surgical_openi"), settings)
     refuses_other_words(made, run_job(made, "local", tmp_path / "r"), "corpus")
+
+
+def test_vectors_of_documents_train_and_no_site_shares_a_finding(tmp_path: Path) -> None:
+    reports: list[Report] = [
+        (f"It shows {THIRTEEN[i % 13].lower()}.", "", (f"{THIRTEEN[i % 13]}/mild",)) for i in range(260)
+    ]
+    root = write_openi(tmp_path / "openi", reports).parent
+    settings = ["rounds=4", "method.local.batch_size=8", f"simulation.root={root}"]
+    run = run_job(with_settings(load_job("reports_openi"), settings), "local", tmp_path / "r")
+    known = [site["labels"] for site in record(run, "run")["sites"].values()]
+    assert sorted(map(len, known)) == [4, 4, 5]
+    assert sorted(name for own in known for name in own) == sorted(THIRTEEN)
+    losses = [line["validation"]["loss"] for line in lines(run)]
+    assert losses[-1] < losses[0]
 
 
 @pytest.fixture
