@@ -6,7 +6,7 @@ import io
 import json
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pydoc import locate
@@ -24,16 +24,15 @@ from nvflare.private.fed.utils.fed_utils import get_job_launcher
 from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from nvflare.tool.deploy.deploy_commands import prepare_deployment
-from typer.testing import CliRunner
+from startup_kits import MakeKit
 
-from suture.cli import app
 from suture.flare.compat.deployed import launchers, mounted_at
 from suture.flare.kit import Kit, components_of, policy_file, read_kit, read_kit_json
 from suture_admin.doctor import examine
-from suture_admin.kit_checks import check_policy
+from suture_admin.kit_checks import Finding, check_policy
 from suture_admin.policy import CLASSES, VALIDATOR, bypasses, storages, survives
+from world import suture
 
-MakeKit = Callable[..., Path]
 IMAGE = "registry.example.org/suture:1"
 RUNTIMES: dict[str, Any] = {
     "docker": {"runtime": "docker", "parent": {"docker_image": IMAGE}},
@@ -63,9 +62,13 @@ def deploy(folder: Path, runtime: str) -> Path:
 
 def policy(folder: Path, *options: str) -> Path:
     """The kit after `suture policy`."""
-    done = CliRunner().invoke(app, ["policy", str(folder), *options])
-    assert done.exit_code == 0, done.output
+    suture("policy", folder, *options)
     return folder
+
+
+def prepared(folder: Path, runtime: str, first: str) -> Path:
+    """The kit after both, in one order or the other."""
+    return deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime))
 
 
 class Engine:
@@ -103,31 +106,37 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("first", ["policy", "deploy"])
+BOTH_ORDERS = pytest.mark.parametrize("first", ["policy", "deploy"])
+EACH_RUNTIME = pytest.mark.parametrize("runtime", RUNTIMES)
+
+
+def problems(kit: Kit) -> list[Finding]:
+    return [found for found in check_policy(kit) if found.status != "ok"]
+
+
+@EACH_RUNTIME
+@BOTH_ORDERS
 def test_a_site_has_one_launcher_and_the_strict_policy_in_either_order(
     first: str, runtime: str, make_kit: MakeKit
 ) -> None:
-    folder = make_kit()
-    done = deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime))
+    done = prepared(make_kit(), runtime, first)
     kit = read_kit(done)
     assert flares_launcher(kit) == NAMES[runtime]
-    assert launchers(components_of(policy_file(kit, "resources"))) != []
     resources = read_kit_json(policy_file(kit, "resources"))
     assert resources["class_allow_list"] == list(CLASSES["site"])
     assert resources["app_validator"] == VALIDATOR
     assert resources["allow_log_streaming"] is False
     assert not list(bypasses(kit))
     assert survives(kit)
+    assert not problems(kit)
     found = {f.about: f for f in check_policy(kit)}
-    assert not [f for f in found.values() if f.status != "ok"]
     assert NAMES[runtime] in found["launcher"].text
     assert "suture resume" in found["killed processes"].text
     assert read_kit_json(policy_file(read_kit(policy(done)), "resources")) == resources
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("first", ["policy", "deploy"])
+@EACH_RUNTIME
+@BOTH_ORDERS
 def test_a_server_keeps_its_policy_and_stores_in_its_own_kit(
     first: str, runtime: str, make_kit: MakeKit
 ) -> None:
@@ -136,7 +145,7 @@ def test_a_server_keeps_its_policy_and_stores_in_its_own_kit(
     content = read_kit_json(path)
     manager = {"id": "job_manager", "path": "nvflare.SimpleJobDefManager", "args": {"uri_root": "/tmp/jobs"}}
     path.write_text(json.dumps({**content, "components": [*content["components"], manager]}))
-    done = deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime))
+    done = prepared(folder, runtime, first)
     done.chmod(0o700)
     kit = read_kit(done)
     components = components_of(policy_file(kit, "resources"))
@@ -147,45 +156,40 @@ def test_a_server_keeps_its_policy_and_stores_in_its_own_kit(
     (manager,) = (c for c in components if c["id"] == "job_manager")
     assert Path(manager["args"]["uri_root"]).is_relative_to(inside)
     assert storages(kit)["jobs"].is_relative_to(done)
-    assert not [f for f in check_policy(kit) if f.status != "ok"]
+    assert not problems(kit)
 
 
-REFUSED = {
+CHOSEN = {
     "docker": {"image": "theirs", "python_path": "/theirs", "entrypoint": "theirs"},
     "k8s": {"image": "theirs", "python_path": "/theirs"},
     "slurm": {"image": "/theirs", "additional_node_command": ["theirs"]},
 }
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("first", ["policy", "deploy"])
+@EACH_RUNTIME
 @pytest.mark.parametrize("role", ["server", "site"])
 def test_no_job_chooses_what_a_strict_party_runs(
-    role: str, first: str, runtime: str, make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
+    role: str, runtime: str, make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its container gets the private key and the data. FLARE asks for the right to bring code for each."""
-    folder = make_kit(role, "server" if role == "server" else "harbor")
-    kit = read_kit(deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime)))
+    name = "server" if role == "server" else "harbor"
+    kit = read_kit(prepared(make_kit(role, name), runtime, "policy"))
     rights = {"format_version": "1.0", **read_kit_json(policy_file(kit, "authorization"))}
     monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("trial_org", rights))
     monkeypatch.setattr(AppAuthzService, "app_validator", None)
     monkeypatch.setattr(PrivacyService, "is_scope_allowed", lambda _: True)
-    workspace, app = Workspace(str(kit.folder), folder.name), io.BytesIO()
-    zipfile.ZipFile(app, "w").close()
+    workspace, content = Workspace(str(kit.folder), name), io.BytesIO()
+    zipfile.ZipFile(content, "w").close()
+    submitter = {"submitter_name": "lead", "submitter_org": "trial_org", "submitter_role": "lead"}
 
-    def refused(key: str, site: str, spec: dict[str, Any]) -> str:
-        submitter = {"submitter_name": "lead", "submitter_org": "trial_org", "submitter_role": "lead"}
+    def refusal(key: str, site: str, spec: dict[str, Any]) -> str:
         meta = {**submitter, key: {site: {runtime: spec}}}
-        return str(AppDeployer().deploy(workspace, "job", meta, "app", app.getvalue(), FLContext()) or "")
+        return str(AppDeployer().deploy(workspace, "job", meta, "app", content.getvalue(), FLContext()) or "")
 
-    assert refused("launcher_spec", folder.name, {"num_of_gpus": 1}) == ""
-    for name, value in REFUSED[runtime].items():
-        for key, site in (
-            ("launcher_spec", "default"),
-            ("launcher_spec", folder.name),
-            ("resource_spec", folder.name),
-        ):
-            assert refused(key, site, {name: value}) == "BYOC not permitted"
+    assert refusal("launcher_spec", name, {"num_of_gpus": 1}) == ""
+    for setting, value in CHOSEN[runtime].items():
+        for key, site in (("launcher_spec", "default"), ("launcher_spec", name), ("resource_spec", name)):
+            assert refusal(key, site, {setting: value}) == "BYOC not permitted"
 
 
 @pytest.mark.parametrize("runtime", ["docker", "k8s"])
@@ -194,7 +198,6 @@ def test_no_job_chooses_what_a_strict_party_runs(
     [
         (STUDIES, "ok", IMAGE),
         ({}, "error", "default"),
-        ({"default": {}}, "error", "default"),
         ({**STUDIES, "heart": {}}, "error", "heart"),
         ({"default": {"image": IMAGE}}, "error", "unknown key"),
     ],
@@ -216,57 +219,41 @@ def test_loose_policies_merge_too(make_kit: MakeKit) -> None:
     assert [f.status for f in check_policy(kit) if f.about == "image"] == ["warning"]
 
 
-def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKit) -> None:
-    """It added its launcher beside that of Docker: FLARE then starts no job."""
+def test_two_launchers_or_none_are_an_error_and_the_policy_leaves_one(make_kit: MakeKit) -> None:
+    """With two, FLARE starts no job."""
     folder = deploy(make_kit(), "docker")
-    path = folder / "local" / "resources.json"
     content = read_kit_json(folder / "local" / "resources.json.default")
     own = {"id": "process_launcher", "path": "suture.flare.compat.launcher.TolerantLauncher", "args": {}}
-    path.write_text(json.dumps({**content, "components": [*content["components"], own]}))
-    with pytest.raises(RuntimeError, match="Exactly one job launcher"):
-        flares_launcher(read_kit(folder))
-    found = {f.about: f for f in check_policy(read_kit(folder))}
-    assert found["launcher"].status == "error"
-    assert "2 job launchers" in found["launcher"].text
-    assert NAMES["docker"] in found["launcher"].text
-    policy(folder)
-    assert flares_launcher(read_kit(folder)) == NAMES["docker"]
-
-
-def test_a_party_without_a_launcher_is_an_error(make_kit: MakeKit) -> None:
-    folder = make_kit("server", "server")
-    path = folder / "local" / "resources.json.default"
-    path.write_text(json.dumps({**read_kit_json(path), "components": []}))
-    (found,) = (f for f in check_policy(read_kit(folder)) if f.about == "launcher")
-    assert (found.status, "no job starts" in found.text) == ("error", True)
+    for launchers_of, named in (([*content["components"], own], NAMES["docker"]), ([], "no job starts")):
+        components = {**content, "components": launchers_of}
+        (folder / "local" / "resources.json").write_text(json.dumps(components))
+        with pytest.raises(RuntimeError):
+            flares_launcher(read_kit(folder))
+        (found,) = (f for f in check_policy(read_kit(folder)) if f.about == "launcher")
+        assert (found.status, named in found.text) == ("error", True)
+        if launchers_of:
+            policy(folder)
+            assert flares_launcher(read_kit(folder)) == NAMES["docker"]
 
 
 def test_classes_count_as_flare_counts_them_and_ids_where_a_class_is_not_here() -> None:
     own = {"id": "mine", "path": "suture.flare.compat.launcher.TolerantLauncher"}
-    scheduler = {
-        "id": "process_launcher",
-        "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-    }
+    scheduler = "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler"
     absent = {"id": "k8s_launcher", "path": "only.in.the.image.Launcher"}
-    assert launchers([own, scheduler, absent, {"id": "x", "path": "nowhere.Class"}, {}]) == [
-        own["path"],
-        absent["path"],
-    ]
+    others = [{"id": "process_launcher", "path": scheduler}, {"id": "x", "path": "nowhere.Class"}, {}]
+    assert launchers([own, *others, absent]) == [own["path"], absent["path"]]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize(("state", "kept"), [("/data/default/suture", True), ("state", False)])
+@EACH_RUNTIME
+@pytest.mark.parametrize(
+    ("state", "status"), [("/data/default/suture", "ok"), ("state", "error"), (None, "error")]
+)
 def test_a_state_that_ends_with_a_jobs_container_is_an_error(
-    state: str, kept: bool, runtime: str, make_kit: MakeKit
+    state: str | None, status: str, runtime: str, make_kit: MakeKit
 ) -> None:
     """FLARE gives a job's container an empty workspace, and read-only data sets below /data."""
     folder = policy(deploy(make_kit("server", "server"), runtime))
-    (folder / "local" / "suture.toml").write_text(f'[storage]\nstate = "{state}"\n')
-    found = [f for f in examine(folder) if f.about == "containers"]
-    if runtime == "slurm":
-        assert found == []
-        return
-    assert [f.status for f in found] == ["ok" if kept else "error"]
-    if not kept:
-        (folder / "local" / "suture.toml").unlink()
-        assert [f.status for f in examine(folder) if f.about == "containers"] == ["error"]
+    if state:
+        (folder / "local" / "suture.toml").write_text(f'[storage]\nstate = "{state}"\n')
+    found = [f.status for f in examine(folder) if f.about == "containers"]
+    assert found == ([] if runtime == "slurm" else [status])

@@ -28,6 +28,7 @@ from suture_admin.removal import forget
 from suture_papers.closed_form.afl import AFL
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
+from world import refused, suture
 
 
 def run_of(trial: Trial, without: str = "") -> Server:
@@ -79,32 +80,29 @@ def finished(trial: Trial) -> Path:
     return Path(run_of(trial).record.folder)
 
 
-@pytest.mark.parametrize(
-    ("site", "change", "why"),
-    [
-        ("delta", {}, "has no update of 'delta'; it has those of alpha, beta, gamma"),
-        ("alpha", {"status": "running"}, "the run is running; let it end first"),
-    ],
-)
-def test_what_cannot_be_removed_is_refused_and_nothing_changes(
-    site: str, change: dict[str, Any], why: str
-) -> None:
+def test_what_cannot_be_removed_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    with refused(tmp_path, by=ConfigError):
+        forget(tmp_path, "alpha")
     with Trial(AFL(), SMALL, "multilabel") as trial:
         folder = finished(trial)
-        if change:
-            atomic_write(folder / "run.json", json.dumps(read_json(folder / "run.json") | change).encode())
+        run = folder / "run.json"
         before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
-        with pytest.raises(ConfigError, match=why):
-            forget(folder, site)
+        for site in ("delta", "../beta"):
+            with refused(f"'{site}'", "alpha, beta, gamma", by=ConfigError):
+                forget(folder, site)
+        with hold(folder / LOCK, 0), pytest.raises(InUse):
+            forget(folder, "alpha")
+        whole = run.read_bytes()
+        atomic_write(run, json.dumps(read_json(run) | {"status": "running"}).encode())
+        with refused("running", by=ConfigError):
+            forget(folder, "alpha")
+        atomic_write(run, whole)
         assert before == {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
-
-
-def test_the_last_site_is_not_removed() -> None:
-    with Trial(AFL(), SMALL, "multilabel") as trial:
-        folder = finished(trial)
         forget(folder, "alpha")
+        with refused("'alpha'", "beta, gamma", by=ConfigError):
+            forget(folder, "alpha")
         forget(folder, "gamma")
-        with pytest.raises(ConfigError, match=r"beta is the only site of .*; delete the folder instead"):
+        with refused("beta", by=ConfigError):  # the last
             forget(folder, "beta")
 
 
@@ -112,13 +110,8 @@ def test_another_method_has_no_exact_removal() -> None:
     with Trial(conformant("surgical"), SMALL, "multilabel") as trial:
         folder = finished(trial)
         assert not (folder / "state" / UPDATES).exists()
-        with pytest.raises(ConfigError, match=r"^Surgical Aggregation has no exact removal: what alpha sent"):
+        with refused("Surgical Aggregation", "alpha", by=ConfigError):
             forget(folder, "alpha")
-
-
-def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a run folder"):
-        forget(tmp_path, "alpha")
 
 
 @pytest.mark.complete
@@ -150,12 +143,13 @@ def test_a_removal_that_was_broken_off_is_repeated(step: str, monkeypatch: pytes
         ]
 
 
-def test_no_update_of_an_earlier_round_stays() -> None:
+def test_only_the_updates_of_the_last_round_are_kept_and_none_of_an_earlier_one_stays() -> None:
     """A server that was killed when it had committed a round has not deleted those of the one before."""
-    with Trial(AFL(), SMALL, "multilabel") as trial:
+    with Trial(AFL(), SMALL, "multilabel", rounds=2) as trial:
         folder = finished(trial)
         kept = folder / "state" / UPDATES
-        shutil.copytree(kept / "000001", kept / "000000")
+        assert [path.name for path in kept.iterdir()] == ["000002"]
+        shutil.copytree(kept / "000002", kept / "000001")
         forget(folder, "alpha")
         assert not list(kept.rglob("alpha.safetensors"))
 
@@ -178,24 +172,19 @@ def test_rows_of_a_site_that_missed_the_last_round_are_not_taken_for_exact(
         monkeypatch.setattr(trainer, "context", absent)
         folder = finished(trial)
         assert read_records(folder / "history.jsonl")[1]["sites"]["gamma"]["status"] == "abstained"
-        with pytest.raises(ConfigError, match="gamma sent no update in round 2, so rows of an earlier round"):
+        with refused("gamma", "round 2", by=ConfigError):
             forget(folder, site)
 
 
-def test_a_folder_in_which_a_server_works_is_refused() -> None:
-    with Trial(AFL(), SMALL, "multilabel") as trial:
-        folder = finished(trial)
-        with hold(folder / LOCK, 0), pytest.raises(InUse):
-            forget(folder, "alpha")
-        assert forget(folder, "alpha")
-        with pytest.raises(ConfigError, match="has no update of 'alpha'; it has those of beta, gamma"):
-            forget(folder, "alpha")
-        with pytest.raises(ConfigError, match=r"has no update of '\.\./beta'"):
-            forget(folder, "../beta")
-
-
-def test_only_the_updates_of_the_last_round_are_kept() -> None:
-    with Trial(AFL(), SMALL, "multilabel", rounds=3) as trial:
-        folder = finished(trial)
-        assert [path.name for path in (folder / "state" / UPDATES).iterdir()] == ["000003"]
-        assert forget(folder, "alpha")
+@pytest.mark.complete
+def test_the_command_forgets_a_site_of_a_run_on_one_machine(tmp_path: Path) -> None:
+    run, settings = tmp_path / "r", ("method=afl", "model.weights=random", "rounds=1", "images=30")
+    words = [word for setting in (*settings, "held_out=30") for word in ("--set", setting)]
+    suture("run", "demo", "--env", "local", "--out", run, *words)
+    kept = run / "state" / UPDATES / "000001"
+    first, *others = sorted(path.stem for path in kept.iterdir())
+    said = suture("forget", first, run)
+    assert f"{first}.safetensors" in "".join(said.split())
+    assert sorted(path.stem for path in kept.iterdir()) == others
+    assert not list((run / "sites" / first / "state" / "experiments").glob("*"))
+    assert read_json(run / "run.json")["status"] == "finished"

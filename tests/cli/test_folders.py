@@ -1,218 +1,224 @@
-"""A run where its model is meant, a folder where its suture.toml is, and errors without pydantic's words."""
+"""Folders on the command line: a run is its model, a study its sites, and nothing of a stranger's is run."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import importlib.util
+import py_compile
+import shutil
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from typer.testing import CliRunner
 
-from hospitals import german, plain
-from suture.cli.app import app
-from suture.core.errors import ConfigError, SutureError
+import suture as api
+from hospitals import image, plain
+from small_hospitals import small_study
+from suture.core.errors import ConfigError
 from suture.data.config import load_site_config, site_files
+from suture.execution import job_files
+from suture.execution.job import load_job
+from suture.execution.job_files import known_jobs
+from world import Trained, exit_of, refused, suture, write_table
 
-RUNNER = CliRunner()
-
-
-def suture(*words: object) -> str:
-    result = RUNNER.invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two hospitals, a study of both, one of the first alone, and a run."""
-    place = tmp_path_factory.mktemp("place")
-    german(place / "a", 280)
-    plain(place / "b", 80)
-    suture("init", place / "study", f"--site=alpha={place / 'a'}", f"--site=beta={place / 'b'}", "--yes")
-    suture("init", place / "one", f"--site=alpha={place / 'a'}", "--yes")
-    job = place / "study" / "job.toml"
-    job.write_text(job.read_text().replace("rounds = 15", "rounds = 1").replace("size = 64", "size = 32"))
-    suture("run", place / "study", "--env", "local", "--out", place / "run")
-    return place
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    key, pem = ec.generate_private_key(ec.SECP256R1()), serialization.Encoding.PEM
-    plain_text = serialization.NoEncryption()
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain_text))
-    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
-    return private, public
+def run(trained: Trained, tmp_path: Path) -> Path:
+    """A copy of a run, whose model may be changed."""
+    return shutil.copytree(trained.run, tmp_path / "run")
 
 
 @pytest.mark.complete
-def test_a_file_that_a_command_writes_gets_its_folder(place: Path, tmp_path: Path) -> None:
-    run, site, study = place / "run", place / "study" / "alpha", place / "study"
-    said = suture("evaluate", run, site, "-o", tmp_path / "1/a/b.json", "--scores", tmp_path / "2/a/b.csv")
-    assert said.endswith(f"written: {tmp_path / '1/a/b.json'}\nwritten: {tmp_path / '2/a/b.csv'}\n")
-    suture("predict", run, site, "-o", tmp_path / "3/a/b.csv")
-    suture("plot", "features", run, site, "--images", "6", "-o", tmp_path / "4/a/b.svg")
-    suture(
-        "labels", study, "--page", tmp_path / "5/a/b.html", "--excerpt", f"alpha={tmp_path / '6/a/b.toml'}"
-    )
-    suture("egress", "-o", tmp_path / "7/a/b.md")
-    suture("plot", "labels", study, "-o", tmp_path / "8/a")
-    assert len({path.parent.parent for path in tmp_path.glob("?/a/*") if path.is_file()}) == 8
-
-
-@pytest.mark.complete
-def test_a_run_is_taken_for_its_model(place: Path, tmp_path: Path) -> None:
-    run, site = place / "run", place / "study" / "alpha"
-    by_run = tmp_path / "run.csv"
-    suture("predict", run, site, "-o", by_run)
-    suture("predict", run / "model", site / "suture.toml", "-o", tmp_path / "model.csv")
-    assert by_run.read_bytes() == (tmp_path / "model.csv").read_bytes()
-    assert len(by_run.read_text().splitlines()) > 200
+def test_a_run_is_taken_for_its_model_a_folder_for_its_site_and_files_get_their_folders(
+    run: Path, trained: Trained, tmp_path: Path
+) -> None:
+    study, site, out = trained.study, trained.study / "alpha", tmp_path / "new"
+    said = suture("evaluate", run, site, "-o", out / "1/a.json", "--scores", out / "2/b.csv")
+    for name in ("1/a.json", "2/b.csv"):
+        assert str(out / name) in said
     assert suture("evaluate", run, site) == suture("evaluate", run / "model", site / "suture.toml")
+    for number, words in enumerate(([run, site], [run / "model", site / "suture.toml"])):
+        suture("predict", *words, "-o", out / f"p{number}" / "p.csv")
+    assert (out / "p0" / "p.csv").read_bytes() == (out / "p1" / "p.csv").read_bytes()
+    assert len((out / "p0" / "p.csv").read_text().splitlines()) == 61
     assert "+0.000" in suture("compare", run, run / "model", site)
-    suture("explain", run, site, "-o", tmp_path / "maps", "-n", "1")
-    assert (tmp_path / "maps" / "001 000.png").is_file()
-    suture("decide", run, site, "--overwrite")
-    suture("finetune", run, place / "one", "-o", tmp_path / "tuned", "--target", "Mass", "--epochs", "1")
-    assert (tmp_path / "tuned" / "tuned.json").is_file()
+    suture("plot", "features", run, site, "--images", "6", "-o", out / "3" / "b.svg")
+    suture("labels", study, "--page", out / "4/b.html", "--excerpt", f"alpha={out / '5/b.toml'}")
+    suture("plot", "labels", study, "-o", out / "6")
+    suture("egress", "-o", out / "7" / "b.md")
+    made = ["3/b.svg", "4/b.html", "5/b.toml", "7/b.md"]
+    assert [name for name in (*made, "6/cooccurrence-beta.svg") if not (out / name).is_file()] == []
 
 
-def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Path) -> None:
-    study = place / "study"
-    files = [study / name / "suture.toml" for name in ("alpha", "beta")]
+def test_a_folder_is_taken_for_the_files_of_its_sites(trained: Trained, tmp_path: Path) -> None:
+    study = shutil.copytree(trained.study, tmp_path / "study")
+    files = [study / name / "suture.toml" for name in ("alpha", "beta", "gamma")]
     assert site_files(study) == files
     (study / "server").mkdir()
     (study / "server" / "suture.toml").write_text("")
     assert site_files(study) == files, "the server's data are no site's"
-    assert load_site_config(place / "one") == load_site_config(place / "one" / "alpha" / "suture.toml")
-    with pytest.raises(ConfigError, match=r"alpha/suture.toml, .*beta/suture.toml"):
-        suture("evaluate", place / "run", study)
-    suture("plot", "features", place / "run", study, "-o", tmp_path / "by_study.svg")
-    suture("plot", "features", place / "run", *files, "-o", tmp_path / "by_files.svg")
-    assert (tmp_path / "by_study.svg").read_bytes() == (tmp_path / "by_files.svg").read_bytes()
-    suture("plot", "labels", study, "-o", tmp_path / "labels")
-    assert (tmp_path / "labels" / "cooccurrence-beta.svg").is_file()
-    suture("predict", place / "run", study, "-o", tmp_path / "all.csv")
-    assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 280 + 79  # one row has no image
+    assert load_site_config(study / "beta") == load_site_config(files[1])
+    with refused(*files, by=ConfigError):
+        suture("evaluate", trained.run, study)
+    suture("predict", trained.run, study, "-o", tmp_path / "all.csv")
+    assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 3 * 60
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("spelling", ["--licence", "--license"])
-def test_a_licence_is_spelt_in_two_ways(
-    spelling: str, place: Path, tmp_path: Path, keys: tuple[Path, Path]
-) -> None:
-    model = place / "run" / "model"
-    suture("model", "card", model, spelling, "apache-2.0")  # and the model is taken for its run
-    assert "license: apache-2.0" in (model / "README.md").read_text()
-    with pytest.raises(ConfigError, match="monai"):
-        suture("model", "export", place / "run", "--to", "torch", "-o", tmp_path / "t", spelling, "MIT")
-    suture("model", "sign", place / "run", "--key", keys[0])
-    assert str(model) in suture("model", "verify", place / "run", "--key", keys[1])
+def test_a_model_is_signed_carded_and_exported_by_the_folder_of_its_run(run: Path, tmp_path: Path) -> None:
+    key, pem = ec.generate_private_key(ec.SECP256R1()), serialization.Encoding.PEM
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private.write_bytes(secret)
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    for spelling in ("--licence", "--license"):
+        suture("model", "card", run / "model", spelling, "apache-2.0")
+        assert "license: apache-2.0" in (run / "model" / "README.md").read_text()
+        with refused("monai", by=ConfigError):
+            suture("model", "export", run, "--to", "torch", "-o", tmp_path / "t", spelling, "MIT")
+    suture("model", "sign", run, "--key", private)
+    assert str(run / "model") in suture("model", "verify", run, "--key", public)
 
 
-@pytest.mark.complete
 def test_paths_are_checked_before_anything_is_read_or_asked(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
-    sites = [f"--site=alpha={place / 'a'}", f"--site=beta={tmp_path / 'nowhere'}"]
-    result = RUNNER.invoke(app, ["init", str(tmp_path / "s"), *sites], input="y\n")
-    assert isinstance(result.exception, ConfigError)
-    assert "beta" in str(result.exception)
-    assert "nowhere" in str(result.exception)
-    assert result.output == ""
+    sites = [f"--site=alpha={plain(tmp_path / 'a')}", f"--site=beta={tmp_path / 'nowhere'}"]
+    with refused("beta", "nowhere", by=ConfigError):
+        suture("init", tmp_path / "s", *sites)
+    assert capsys.readouterr().out == ""
     assert not (tmp_path / "s").exists()
 
 
-SETTINGS = [
-    "rounds=0",
-    "method.local.lr=-1",
-    "method.local.lr=soon",
-    "method.local.local_epochs=1.5",
-    "decision.sensitivity=2",
-    "decision.rule=best",
-    "model.size=0",
-    "model.backbone=resnet99",
-    "validation_loss=3",
-    "protection.clip=-1",
-    "simulation.sites=[1]",
-    "simulation.folder=3",
-    "seed=-1",
-]
-DATA = [
-    'most = "many"',
-    "bits = 99",
-    'root = ""',
-    "classes = [1]",
-    'classes = ["Mass", ""]',
-    'values = { x = "perhaps" }',
-    "split = { train = 2.0 }",
-    'split = "sometimes"',
-    'labels = { "" = 3 }',
-]
-PRIVACY = [
-    "min_count = -1",
-    "min_loss = 'x'",
-    "epsilon = -1",
-    "deny = [1]",
-    "round_counts = -1",
-]
+@pytest.mark.complete
+def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> None:
+    """Enough images, and too few positive ones: by the losses that are sent, no round could be selected."""
+    rows: list[list[object]] = [["image", "patient", "split", "Mass"]]
+    for i in range(80):
+        image(tmp_path / "a" / f"{i}.png", i)
+        split = "train" if i < 40 else "validation"
+        rows.append([f"{i}.png", f"p{i}", split, int(i < 10 or 40 <= i < 43)])
+    write_table(tmp_path / "a" / "t.csv", rows)
+    study = tmp_path / "study"
+    suture("init", study, f"--site=alpha={tmp_path / 'a'}", "--yes")
+    said = " ".join(suture("check", study).split())
+    assert "in a federation no round can be selected" in said
+    assert "alpha: 0 validation images" in said
+    suture("run", study, "--env", "local", "--rounds", "1", "--out", tmp_path / "exact")
+    as_federated = ("run", study, "--env", "local", "--limits", "--rounds", "1")
+    with refused("alpha", "40 validation images"):
+        suture(*as_federated, "--out", tmp_path / "r")
+    last = ("--set", "selection=last", "--out", tmp_path / "r", "--resume")
+    assert "model of round 1" in suture(*as_federated, *last), "as the error has said"
+    config = study / "alpha" / "suture.toml"
+    config.write_text(config.read_text().replace("min_count = 5", "min_count = 3"))
+    suture(*as_federated, "--out", tmp_path / "r2")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_no_setting_of_a_job_is_refused_in_pydantics_words(setting: str, place: Path) -> None:
-    words = ["run", str(place / "study"), "--env", "local", "--set", setting, "--out", str(place / "none")]
-    error = RUNNER.invoke(app, words).exception
-    assert isinstance(error, SutureError)
-    _is_ours(str(error))
+PLANTED = """\
+from pathlib import Path
+Path({mark!r}).write_text("run")
+from suture.execution.job import load_job
+JOB = load_job("demo")
+"""
+CODE = ("job.py", "--trust", "job.toml")
 
 
-@pytest.mark.parametrize(
-    "line", [*((f"[data]\n{line}") for line in DATA), *(f"[privacy]\n{p}" for p in PRIVACY)]
-)
-def test_no_line_of_a_site_is_refused_in_pydantics_words(line: str, place: Path, tmp_path: Path) -> None:
-    text = f'[data]\ndataset = "hospital"\nroot = "{place / "b"}"\ntable = "{place / "b"}/labels.csv"\n'
-    section, _, key = line.partition("\n")
-    (tmp_path / "suture.toml").write_text(
-        text.replace(f"{key.split()[0]} =", f"was_{key.split()[0]} =")
-        + (f"{key}\n" if section == "[data]" else f"{line}\n")
-    )
-    with pytest.raises(SutureError) as refused:
-        load_site_config(tmp_path / "suture.toml")
-    _is_ours(str(refused.value))
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What the planted code writes when it is run."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def study(tmp_path: Path, mark: Path) -> Path:
+    """A study of somebody else, whose job is code."""
+    folder = small_study(tmp_path / "study")
+    (folder / "job.toml").unlink()
+    (folder / "job.py").write_text(PLANTED.format(mark=str(mark)))
+    return folder
+
+
+TABLE = 'title = "t"\nsource = "s"\njob = "{}"\nreference = "a"\n[rows.a]\nname = "A"\n'
+TABLE += '[presets.small]\nseeds = [1]\nnote = "n"\n'
+
+
+def test_no_command_runs_the_code_of_a_folder(study: Path, mark: Path, tmp_path: Path) -> None:
+    out, table = tmp_path / "out", tmp_path / "table.toml"
+    for command in (
+        "run {study} --env local --out {out}",
+        "run {study}/../study/ --env sim --out {out}",
+        "run {study} --set method=mine --out {out}",
+        "export {study} --out {out}",
+        "data simulate {study} --out {out}",
+        "poc up {study} --dir {out}",
+        "poc data {study} --dir {out}",
+    ):
+        with refused(*CODE, by=ConfigError):
+            suture(*command.format(study=study, out=out).split())
+    for refuses in (lambda: api.load_job(study), lambda: api.run(study)):
+        with refused(*CODE, by=ConfigError):
+            refuses()
+    for job in (study, study / "job.py", "--trust"):  # a table from a colleague
+        table.write_text(TABLE.format(job))
+        with refused("--trust" if job == "--trust" else "is code"):
+            suture("table", table, "--work", out, "--results", tmp_path / "results")
+    assert not mark.exists()
+    assert not out.exists()
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--seed", "1,5", "must be a whole number"),
-        ("--workers", "0", "must be at least 1"),
-        ("--rounds", "many", "must be a whole number"),
-    ],
-)
-def test_no_option_is_refused_in_pydantics_words(option: str, value: str, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "suture", "run", "demo", option, value], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert f"Invalid value for '{option}': {said} " in done.stderr
-    _is_ours(done.stderr)
+def test_a_check_names_the_code_and_goes_on_without_it(
+    study: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert exit_of(monkeypatch, "check", study)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--trust" in said
+    assert "all sites" in said, "the data are looked at"
+    assert not mark.exists()
+    exit_of(monkeypatch, "check", study, "--trust")
+    assert mark.exists()
+    assert "is code" not in capsys.readouterr().out
 
 
-def test_a_misspelt_study_is_named(place: Path) -> None:
-    for word in (place / "studdy", place / "studdy" / ""):
-        error = RUNNER.invoke(app, ["run", str(word)]).exception
-        assert isinstance(error, ConfigError)
-        assert f"did you mean '{place / 'study'}'?" in str(error)
+def test_what_the_user_names_or_trusts_is_run_and_a_link_to_code_is_code(study: Path, mark: Path) -> None:
+    for job, trust in ((study / "job.py", False), (study, True)):
+        assert load_job(job, trust=trust).name == "demo"
+        assert mark.exists()
+        mark.unlink()
+    # A job.py that was read and found good must not stand for another program in its bytecode.
+    job = study / "job.py"
+    cached = importlib.util.cache_from_source(str(job))
+    py_compile.compile(str(job), cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    job.write_text('from suture.execution.job import load_job\nJOB = load_job("demo")\n')
+    assert load_job(job).name == "demo"
+    job.rename(study / "notes.py")
+    (study / "job.toml").symlink_to(study / "notes.py")
+    for link in (study, study / "job.toml"):
+        with refused("notes.py", by=ConfigError):
+            load_job(link)
+    assert not mark.exists()
 
 
-def _is_ours(text: str) -> None:
-    for theirs in ("Value error", "Assertion failed", "Input should be", "pydantic", "validation error"):
-        assert theirs not in text
+@pytest.mark.complete
+def test_jobs_of_the_working_directory_are_no_part_of_the_package(
+    study: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package without jobs/ beside it finds those of the folder in which it is called."""
+    demo = known_jobs()["demo"]
+    for job in ("demo", demo, demo.parent):
+        assert load_job(job).name == "demo"
+    monkeypatch.chdir(demo.parents[1])
+    assert load_job("demo").name == "demo"
+    (tmp_path / "jobs" / "demo").mkdir(parents=True)
+    (study / "job.py").rename(tmp_path / "jobs" / "demo" / "job.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_files, "__file__", str(tmp_path / "a" / "b" / "c" / "d" / "e.py"))
+    for word in ("demo", "jobs/demo"):
+        with refused(*CODE, by=ConfigError):
+            load_job(word)
+    suture("list", "jobs")
+    assert not mark.exists()

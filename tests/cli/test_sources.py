@@ -1,17 +1,24 @@
-"""What no source file may do; most of what would unpickle is found by ruff, see pyproject.toml."""
+"""What no source file may do: unpickle, open what may be a pipe, or advise a command that is not there."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+
+from suture.cli.app import app, documented
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(path for folder in ("custom", "jobs", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+CODE = ROOT / "custom"
+SOURCES = [path for room in ("custom", "jobs", "benchmarks") for path in (ROOT / room).rglob("*.py")]
+PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
+PAGES += [path for folder in ("docs", "examples") for path in sorted((ROOT / folder).rglob("*.md"))]
+
+pytestmark = pytest.mark.complete
 
 
 def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
@@ -20,7 +27,7 @@ def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def unpickles(text: str) -> list[str]:
-    """The calls that read a pickle by an argument of theirs, which ruff does not see."""
+    """The calls that read a pickle by an argument of theirs; ruff finds the others, see pyproject.toml."""
     found = []
     for function, call in calls(text):
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
@@ -30,49 +37,17 @@ def unpickles(text: str) -> list[str]:
     return found
 
 
-@pytest.mark.complete
 def test_nothing_is_unpickled_by_an_argument() -> None:
     """What crosses a boundary is safetensors and JSON."""
-    assert len(FILES) > 100
-    assert {str(path): found for path in FILES if (found := unpickles(path.read_text()))} == {}
-    for fault in ("np.load(path, allow_pickle=True)", "torch.load(path)", "__import__(name)"):
-        assert unpickles(fault), fault
-    assert not unpickles("torch.load(path, weights_only=True); np.load(path, allow_pickle=False)")
+    assert len(SOURCES) > 100
+    assert {str(path): found for path in SOURCES if (found := unpickles(path.read_text()))} == {}
+    assert len(unpickles("np.load(p, allow_pickle=True); torch.load(p); __import__(n)")) == 3
 
 
-@pytest.mark.complete
-def test_ruff_finds_what_unpickles() -> None:
-    faults = {
-        "import pickle": "TID251",
-        "from joblib import load": "TID251",
-        "import torch; torch.load(path, weights_only=True)": "TID251",
-        "import torch; torch.save(x, path)": "TID251",
-        "import pandas as pd; pd.read_pickle(path)": "TID251",
-        "eval(text)": "S307",
-        "exec(text)": "S102",
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--stdin-filename",
-        "custom/suture/federation/site/site.py",
-    ]
-    for text, rule in faults.items():
-        done = subprocess.run(
-            [*command, "-"], input=text, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert rule in done.stdout, text
-
-
-OPENERS = {"open", "gzip.open", "zipfile.ZipFile", "parquet.ParquetFile", "openpyxl.load_workbook"}
-BY_NAME = {"load_file", "safe_open", "np.load", "torch.load", "Image.open", "pydicom.dcmread"}
-"""They open by name. What `open_regular` has opened is called ``file``, ``opened`` or ``source``."""
-
-MODES = {"mode", "newline", "encoding"}
-
+BY_NAME = {"open", "gzip.open", "zipfile.ZipFile", "parquet.ParquetFile", "openpyxl.load_workbook"}
+BY_NAME |= {"load_file", "safe_open", "np.load", "torch.load", "Image.open", "pydicom.dcmread"}
 CHECKED = ("file", "opened", "source", "io.BytesIO", "BytesIO", "f'/dev/fd/", "listed", "workbook")
+"""What `open_regular` has opened is called so."""
 
 OWN = {
     "core/files.py": "opens for all others",
@@ -93,50 +68,91 @@ OWN = {
 """The sources that open other files, and which."""
 
 
-def opened(text: str) -> list[str]:
+def opened(text: str) -> Iterator[str]:
     """Every way in which a source opens a file for reading that could be a pipe or a device."""
-    found = []
     for function, call in calls(text):
-        given = [ast.unparse(one) for one in call.args]
-        name = function.rpartition(".")[2]
-        first = given[0] if given else ""
-        if name in ("read_text", "read_bytes") and "." in function:
-            found.append(f"calls {function}")
-        if (
-            name == "open"
-            and "." in function
-            and function != "tarfile.open"
-            and (first[1:2] == "r" or {one.arg for one in call.keywords} & MODES)
-        ):
-            found.append(f"calls {function}")
-        if (function in OPENERS or function in BY_NAME) and not first.startswith(CHECKED):
-            found.append(f"calls {function}({first})")
+        first = ast.unparse(call.args[0]) if call.args else ""
+        method = function.rpartition(".")[2] if "." in function and function != "tarfile.open" else ""
+        named = {one.arg for one in call.keywords} & {"mode", "newline", "encoding"}
+        reads = method == "open" and (first[1:2] == "r" or bool(named))
+        if method in ("read_text", "read_bytes") or reads:
+            yield function
+        elif function in BY_NAME and not first.startswith(CHECKED):
+            yield f"{function}({first})"
+
+
+def test_only_regular_files_are_opened() -> None:
+    """A pipe that somebody has put in the place of a file would never end."""
+    names = {path: path.relative_to(CODE).as_posix().partition("/")[2] for path in CODE.rglob("*.py")}
+    others = [path for path, name in names.items() if name not in OWN]
+    assert {names[path]: found for path in others if (found := [*opened(path.read_text())])} == {}
+    assert len([*opened("p.read_text(); p.open('rb'); p.open(newline=''); open(p); np.load(p)")]) == 5
+    assert not [*opened("open_regular(path); load_file(opened); np.load(io.BytesIO(data)); self.open(x)")]
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+_COMMAND = re.compile(r"(`|^\s*|\n\s*)?\bsuture((?: [a-z][\w-]*)+)([^`\n;|]*)")
+FOREIGN = {
+    *("--only", "--against", "--cases", "--start", "--prior", "--gamma"),  # programs of this repository
+    *("--no-wait", "--force", "--client", "--once", "--property", "--value"),  # nvflare, systemd
+    *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
+    *("--torch-backend", "--require-hashes", "--no-deps"),  # uv, pip
+    *("--export", "--export-dir", "--kit", "--method"),  # a job.py
+}
+"""Options of other programs, and of a job's own file."""
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of each command, by its words."""
+    found: dict[str, set[str]] = {}
+    left = [("", typer.main.get_command(app)), *documented().items()]
+    for name, command in left:
+        found[name] = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+        left += [(f"{name} {word}".strip(), sub) for word, sub in getattr(command, "commands", {}).items()]
     return found
 
 
-@pytest.mark.complete
-def test_only_regular_files_are_opened() -> None:
-    """A pipe that somebody has put in the place of a file would never end."""
-    package = ROOT / "custom"
-    sources = {p.relative_to(package).as_posix(): p for p in FILES if p.is_relative_to(package)}
-    others = {name: path for name, path in sources.items() if name.partition("/")[2] not in OWN}
-    assert {name: found for name, path in others.items() if (found := opened(path.read_text()))} == {}
+def texts(path: Path) -> Iterator[str]:
+    """What a reader sees of a file: a page's lines, or the texts of a module, with X for what it puts in."""
+    if path.suffix != ".py":
+        # Programs of this repository have options of their own.
+        yield re.sub(r"\\\n\s*|`python benchmarks/[^`]*`", " ", path.read_text())
+        return
+    inner = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            inner |= {id(part) for part in ast.walk(node)}
+            yield "".join(str(p.value) if isinstance(p, ast.Constant) else " X" for p in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "path.read_text()",
-        "(a / b).read_bytes()",
-        "path.open('rb')",
-        "path.open(newline='')",
-        "open(path)",
-        "gzip.open(path)",
-        "load_file(path)",
-        "np.load(path, mmap_mode='c')",
-        "Image.open(path)",
-    ],
-)
-def test_the_scan_finds_what_opens(text: str) -> None:
-    assert opened(text)
-    assert not opened("open_regular(path); load_file(opened); np.load(io.BytesIO(data)); self.open(x)")
+def wrong(text: str, known: dict[str, set[str]]) -> Iterator[str]:
+    """What a text advises and the command line does not have."""
+    yield from (o for o in _OPTION.findall(text) if o not in set().union(*known.values()) | FOREIGN)
+    for code, words, rest in _COMMAND.findall(text):
+        names = words.split()
+        command = next((" ".join(names[:n]) for n in (2, 1) if " ".join(names[:n]) in known), None)
+        if command:
+            yield from (f"suture {command} {o}" for o in _OPTION.findall(rest) if o not in known[command])
+        elif code == "`":
+            yield f"suture{words}"  # elsewhere it is a sentence about suture
+        if command and len(names) > 1 and any(other.startswith(f"{command} ") for other in known):
+            yield f"suture{words}"  # a group without this command
+
+
+def test_what_is_advised_exists() -> None:
+    """And what these rooms say is read after `suture run`: an option of another command stands beside it."""
+    known, paths = commands(), [*PAGES, *sorted((CODE / "suture").rglob("*.py"))]
+    assert [(path.name, one) for path in paths for text in texts(path) for one in wrong(text, known)] == []
+    for text in (
+        "see `suture polcy KIT`",
+        "suture resume X --resume",
+        "leave out --replace",
+        "`suture poc start`",
+    ):
+        assert [*wrong(text, known)], text
+    for room in ("core", "protocol", "federation", "methods"):
+        said = {text for path in (CODE / "suture" / room).rglob("*.py") for text in texts(path)}
+        options = {option for text in said for option in _OPTION.findall(_COMMAND.sub("", text))}
+        assert options <= known["run"], room

@@ -7,56 +7,50 @@ from typing import get_args
 
 import pytest
 from reference import write_pages
-from typer.testing import CliRunner
 
-from suture.cli import app
 from suture.cli.app import documented
 from suture.core.errors import ConfigError
 from suture.execution import catalogue
-from suture.execution.catalogue import check_names, from_registries, read_stored, rows
+from suture.execution.catalogue import check_names, from_registries, model_facts, read_stored, rows
 from suture.methods import METHODS
 from suture.methods.base import Question
 from suture_papers.tables import loading
+from world import refused, suture
 
 
-def test_the_stored_descriptions_are_those_of_the_registries() -> None:
+@pytest.mark.complete
+def test_the_stored_descriptions_are_those_of_the_registries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In their order, too: the first model of a list is the one to begin with."""
     found, kept = from_registries(), read_stored()
     assert found == kept, "generate it again: python benchmarks/reference.py"
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
-
-
-@pytest.mark.complete
-def test_the_reference_renews_the_stored_descriptions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = tmp_path / "catalogue.json"
+    unmeasured = {name for name, entry in kept["method"].items() if entry["cost"] is None}
+    assert unmeasured == {name for name in kept["method"] if METHODS[name].about.local_only}
+    old, kept_bytes = tmp_path / "catalogue.json", catalogue.FILE.read_bytes()
     old.write_text("{}")
-    kept = catalogue.FILE.read_bytes()
     monkeypatch.setattr(catalogue, "FILE", old)
     assert old in write_pages(documented(), tmp_path / "docs")
-    assert old.read_bytes() == kept
+    assert old.read_bytes() == kept_bytes
 
 
-def test_every_kind_is_listed_with_a_description() -> None:
+def test_every_kind_is_listed_and_a_faulty_file_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = list(rows())
     kinds = {"method", "model", "prior", "data set", "simulation", "job", "table"}
     assert {kind for kind, _, _ in found} == kinds
     assert all(name and text and "not usable" not in text for _, name, text in found)
-
-
-def test_a_faulty_file_of_a_job_or_a_table_is_listed_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     job, table = tmp_path / "job.py", tmp_path / "table.toml"
     job.write_text('"""A job.\n')
     table.write_text("titel = 1")
     monkeypatch.setattr(catalogue, "known_jobs", lambda: {"broken": job})
     monkeypatch.setattr(loading, "known_tables", lambda: {"wrong": table})
-    found = {name: text for _, name, text in rows()}
-    assert found["broken"].startswith(f"not usable: {job} cannot be read: unterminated")
-    assert found["wrong"].startswith(f"not usable: {table}")
-    assert "surgical" in found
+    texts = {name: text for _, name, text in rows()}
+    for name, path in (("broken", job), ("wrong", table)):
+        assert texts[name].startswith(f"not usable: {path}")
+    assert "surgical" in texts
 
 
 def test_a_slip_is_named_before_the_job_is_run(tmp_path: Path) -> None:
@@ -64,36 +58,48 @@ def test_a_slip_is_named_before_the_job_is_run(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text("raise SystemExit")
     check_names(str(job), ["rounds=1", "method=fedavg"])
-    with pytest.raises(ConfigError, match="unknown method 'fedavgg'; did you mean 'fedavg'"):
-        check_names(str(job), ["method=fedavgg"])
+    for name, settings, named in ((str(job), ["method=fedavgg"], "'fedavg'"), ("dmo", [], "'demo'")):
+        with refused(named, by=ConfigError):
+            check_names(name, settings)
     for text in ("import suture\nsuture.register(Mine)", "from suture import register", "import mine"):
         job.write_text(text)
         check_names(str(job), ["method=mine"])
-    with pytest.raises(ConfigError, match="unknown job or study folder 'dmo'; did you mean 'demo'"):
-        check_names("dmo", [])
 
 
-def test_methods_are_listed_by_what_they_answer() -> None:
-    found = CliRunner().invoke(app, ["list", "methods"], env={"COLUMNS": "200"})
-    assert found.exit_code == 0, found.output
-    heads = [line.strip() for line in found.output.splitlines() if line.strip() in get_args(Question)]
-    assert set(heads) == {kind.about.question for kind in METHODS.values()}
-    assert heads[-1] == "references"
-    for name in METHODS:
-        assert any(line.split()[:1] == [name] for line in found.output.splitlines()), name
+def test_the_command_lists_methods_by_what_they_answer_and_answers_a_slip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    heads = {line.strip() for line in suture("list", "methods").splitlines()} & {*get_args(Question)}
+    assert heads == {kind.about.question for kind in METHODS.values()}
+    said = " ".join(suture("list").split())
+    for word in ("surgical", "densenet121", "suture[lite]", "moco_resnet50", "hospital", "nih", "chest_all"):
+        assert word in said
+    for words, named in (
+        (("jobs", "demo"), "suture list models NAME"),
+        (("models", "timm:test_vitt"), "'test_vit'"),
+        (("model",), "'models'"),
+        (("models", "timm:dinov3"), "vit_small_patch16_dinov3"),
+    ):
+        with refused(named, by=ConfigError):
+            suture("list", *words)
+    assert "97,392" in suture("list", "models", "cnn")
 
 
 @pytest.mark.complete
-def test_a_kind_is_listed_alone_and_a_slip_is_named() -> None:
-    found = CliRunner().invoke(app, ["list", "models"])
-    assert "densenet121" in found.output
-    assert "surgical" not in found.output
-    assert CliRunner().invoke(app, ["list", "datasets"]).output.count("data set") > 1
-    slip = CliRunner().invoke(app, ["list", "method"])
-    assert "did you mean 'methods'" in str(slip.exception)
-
-
-def test_the_cost_of_every_federated_method_was_measured() -> None:
-    entries = read_stored()["method"]
-    unmeasured = {name for name, entry in entries.items() if entry["cost"] is None}
-    assert unmeasured == {name for name in entries if METHODS[name].about.local_only}
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("timm:test_vit", {"batch norm": "none", "features": "64", "images": "160", "weights": "a file"}),
+        ("timm:test_vit", {"adapters": "blocks.*.attn.qkv, blocks.*.attn.proj"}),
+        ("cnn", {"images": "model.size=64", "parameters": "97,392", "batch norm": "4 layers"}),
+        ("cnn", {"adapters": "conv1, conv2, conv3, conv4", "weights": "a file or folder"}),
+        ("torchvision:densenet121", {"adapters": "denseblock*.denselayer*.conv2, features.transition*.conv"}),
+        ("efficientnet_lite0", {"adapters": "bias only"}),
+        ("resnet18", {"normalisation": "[0.485, 0.456, 0.406]", "weights": "download"}),
+        ("vectors", {"features": "256 for each text", "weights": "none"}),
+    ],
+)
+def test_a_model_is_described(name: str, facts: dict[str, str]) -> None:
+    found = dict(model_facts(name))
+    assert {key: text for key, text in facts.items() if text not in found[key]} == {}

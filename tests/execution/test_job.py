@@ -1,69 +1,169 @@
-"""Jobs and their settings."""
+"""Jobs: their settings and files, the bounds of what they may hold, and the command that gives one again."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from annotated_types import Le, Lt
+from pydantic import AfterValidator, PlainValidator, Strict
 
 from suture.core.errors import ConfigError
 from suture.core.files import read_toml
-from suture.execution.job import load_job, with_settings
+from suture.core.validation import Section
+from suture.data.config import SiteConfig
+from suture.data.readers import DATASETS
+from suture.execution.job import Job, command_of, load_job, with_settings
 from suture.execution.job_files import known_jobs, preset_settings
-from suture.execution.sites import SIMULATIONS
+from suture.execution.sites import SIMULATIONS, Simulation
 from suture.federation.plan import Plan, Schedule
+from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
-from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_papers.fedmas.pretraining import Pretraining
 from suture_synthetic.phantom_hospitals import PhantomSites
+from world import refused, site_config
+
+TOML = 'rounds = 1\n[method]\nname = "surgical"\n[model]\nname = "cnn"\n'
+
+
+def demo(*settings: str) -> Job:
+    return with_settings(load_job("demo"), settings)
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_settings_by_path_by_last_word_and_by_method() -> None:
-    job = with_settings(
-        load_job("demo"), ["method.local.lr=0.5", "batch_size=7", "seed=3", "simulation.shift=0"]
-    )
+    job = demo("method.local.lr=0.5", "batch_size=7", "seed=3", "simulation.shift=0")
     assert isinstance(job.method, SurgicalAggregation)
     assert (job.method.local.lr, job.method.local.batch_size, job.seed) == (0.5, 7, 3)
     other = with_settings(job, ["method=vanilla"])
     assert other.method.about.name == "vanilla"
     assert other.method.local.lr == 0.5  # type: ignore[attr-defined]
-    assert with_settings(job, ["label_map.Nodul=Nodule"]).label_map == {"Nodul": "Nodule"}
+    assert demo("label_map.Nodul=Nodule").label_map == {"Nodul": "Nodule"}
+    steps = demo("iterations=2", "epochs=0").method.local
+    assert (steps.iterations, steps.epochs) == (2, 0)
+    own_flare = demo("flare.scope=suture", "flare.gpus=2", 'flare.resource_spec={"a": {"num_of_cpus": 2}}')
+    assert own_flare.flare == {"scope": "suture", "gpus": 2, "resource_spec": {"a": {"num_of_cpus": 2}}}
+    assert with_settings(load_job("surgical_nih"), ["simulation.root=data"]).simulation.root == "data"  # type: ignore[union-attr]
+    fits = ["iterations=10", "epochs=1", "batch_size=64", "optimiser=sgd", "momentum=0.0"]
+    assert demo(*fits, "batch_norm=frozen", "method=metafl").method.about.name == "metafl"
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("settings", "named"),
     [
-        ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
-        ("methd=vanilla", "unknown setting 'methd'; did you mean 'method'"),
-        ("model=cnn", "'model' stands for several settings; set one of them: .*model.name"),
-        ("method.local.learning=3", "unknown setting"),
-        ("method.name=vanilla", "write --set method=vanilla"),
-        ("simulation.kind=StudySites", "choose their kind in a job.toml"),
-        (
-            "method.proximal.mu=1",
-            "has no setting 'method.proximal.mu'; combined, fedprox have it: set method",
+        ("rouns=3", ["'rouns'", "'rounds'"]),
+        ("methd=vanilla", ["'methd'", "'method'"]),
+        ("model=cnn", ["'model'", "model.name"]),
+        ("method.local.learning=3", ["method.local.learning"]),
+        ("method.name=vanilla", ["--set method=vanilla"]),
+        ("simulation.kind=StudySites", ["job.toml"]),
+        ("method.proximal.mu=1", ["'method.proximal.mu'", "combined, fedprox"]),
+        ("method=combined method.proximal.mo=1", ["'method.proximal.mo'", "'method.proximal.mu'"]),
+        ("zzz=3", ["'zzz'", "method.local.lr, "]),
+        ("contrast=3", ["augmentation.contrast, simulation.contrast"]),
+        ("rounds=zero", ["rounds", "'zero'"]),
+        ("rounds=0", ["rounds", "1"]),
+        ("rounds", ["'rounds'", "'='"]),
+        ("lr=-1", ["lr"]),
+        ("lr=0", ["lr"]),
+        ("batch_size=0", ["batch_size"]),
+        ("epochs=0", ["method.local.epochs"]),
+        ("method=surgcal", ["'surgical'"]),
+        ("method=metafl", ["metafl", "demo", "method.local.iterations"]),
+        ("model.name=densnet", ["'densenet121'"]),
+        ("batch_norm=local", []),
+        ("flare.scop=a", ["'scop'", "'scope'"]),
+        ("flare.gpus=-1", ["demo", "flare.gpus=-1"]),
+        ("flare.gpus=true", ["flare.gpus"]),
+        ("flare.scope=3", ["flare.scope=3"]),
+        ("flare.launcher_spec=docker", ["flare.launcher_spec"]),
+        ("train=adapter", ["--set train: ", "'adapters'", "'adapter'"]),
+        ("model.adapters.targets=[1]", ["--set model.adapters.targets: ", "targets.0"]),
+        *((f"{setting}", ["true or false"]) for setting in ("color=yes", "accept_labels=on", "padding=1")),
+        *(
+            (f"{key}=1000001", [key, "1000000"])
+            for key in ("rounds", "round_timeout", "min_sites", "patience")
         ),
-        ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
-        ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
-        ("rounds=zero", "rounds"),
-        ("rounds=0", "at least 1"),
-        ("rounds", "no '='"),
-        ("lr=-1", "greater than 0"),
-        ("method=surgcal", "did you mean 'surgical'"),
-        ("model.name=densnet", "did you mean 'densenet121'"),
-        ("batch_norm=local", "leaves no global model"),
+        ("seed=1e19", ["seed", "1e+19"]),
+        ("method=fedlsm uncertain=10000000", ["uncertain"]),
+        *((f"{key}=4097", [key, "4096"]) for key in ("hidden", "projection")),
     ],
 )
-def test_a_setting_that_does_not_fit(setting: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        with_settings(load_job("demo"), [setting]).plan("e")
+def test_a_setting_that_does_not_fit(settings: str, named: list[str]) -> None:
+    with refused(*named, by=ConfigError):
+        demo(*settings.split()).plan("e")
 
 
-def test_a_typing_error_in_an_optional_part_names_its_setting() -> None:
-    with pytest.raises(ConfigError, match=r"'method\.proximal\.mo'; did you mean 'method\.proximal\.mu'"):
-        with_settings(load_job("demo"), ["method=combined", "method.proximal.mo=1"])
+def test_a_name_that_is_a_path_or_commands_the_terminal_is_none() -> None:
+    for name in ("../../../x", "[/bold]", "a\x1b[2J", ""):
+        with refused("name", by=ConfigError):
+            dataclasses.replace(demo(), name=name)
+
+
+def settings_of(kind: Any, wanted: type, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Every field of a dataclass or section, and of those in it, that may be of the wanted type."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    own = getattr(kind, "model_fields", None) or {field.name for field in dataclasses.fields(kind)}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if not name.isupper() and name in own:
+            yield from _within(f"{kind.__name__}.{name}", hint, wanted, seen)
+
+
+def _within(
+    name: str, hint: Any, wanted: type, seen: set[Any], notes: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    if hint is wanted:
+        yield name, notes
+    elif isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Section)):
+        yield from settings_of(hint, wanted, seen)
+    elif found := getattr(hint, "__metadata__", ()):
+        yield from _within(name, get_args(hint)[0], wanted, seen, found)
+    else:
+        for part in get_args(hint):
+            yield from _within(name, part, wanted, seen, notes)
+
+
+def bounded(notes: tuple[Any, ...]) -> bool:
+    bounds = [bound for note in notes for bound in getattr(note, "metadata", [note])]
+    return any(isinstance(bound, (Le, Lt, AfterValidator, PlainValidator)) for bound in bounds)
+
+
+OF_JOBS = [Job, Schedule, *METHODS.values(), *get_args(Simulation)]
+OF_FILES = [SiteConfig, *(DATASETS.find(name).config for name in sorted(DATASETS.names())), Pretraining]
+
+
+def test_every_whole_number_of_a_job_has_an_upper_bound() -> None:
+    for kind in OF_JOBS:
+        found = dict(settings_of(kind, int, set()))
+        assert found or kind not in (Job, Schedule)
+        assert [name for name, notes in found.items() if not bounded(notes)] == []
+
+
+def test_no_word_or_number_counts_as_true_or_false() -> None:
+    for kind in (*OF_JOBS, *OF_FILES):
+        found = dict(settings_of(kind, bool, set()))
+        assert found or kind not in (Job, Schedule, SiteConfig)
+        loose = [name for name, notes in found.items() if not any(isinstance(one, Strict) for one in notes)]
+        assert loose == []
+
+
+def test_a_site_writes_true_or_false(tmp_path: Path) -> None:
+    for key in ("ancestors", "color", "partial", "follow_links"):
+        for value in ("yes", 1):
+            with refused(f"[data] {key}", "true or false", by=ConfigError):
+                site_config(tmp_path, data={"dataset": "hospital", "table": "labels.csv", key: value})
 
 
 def test_every_job_loads_and_survives_its_configuration() -> None:
@@ -75,7 +175,21 @@ def test_every_job_loads_and_survives_its_configuration() -> None:
         assert Schedule.from_dict(job.schedule().to_dict()) == job.schedule()
 
 
-def test_every_preset_is_a_job_of_the_papers_network() -> None:
+def test_a_plan_or_schedule_of_another_tool_is_checked_by_who_receives_it() -> None:
+    plan = demo().plan("e").to_dict()
+    method = {**plan["hyperparameters"], "local": {"lrr": 1}}
+    for read, values, named in (
+        (Plan.from_dict, {**plan, "hyperparameters": method}, ["'local.lrr'", "'lr'"]),
+        (Plan.from_dict, {**plan, "extra": 1}, ["'extra'"]),
+        (Plan.from_dict, {**plan, "model": plan["model"] | {"hidden": 10**11}}, ["hidden", 4096]),
+        (Schedule.from_dict, {"round": 3}, ["'rounds'"]),
+        (Schedule.from_dict, {"name": "a", "title": "a", "rounds": 10**9}, ["schedule: rounds"]),
+    ):
+        with refused(*named, by=ConfigError):
+            read(values)
+
+
+def test_every_preset_is_a_job_of_the_papers_network(tmp_path: Path) -> None:
     papers = {}
     for name, path in known_jobs().items():
         for preset in read_toml(path).get("presets", {}) if path.suffix == ".toml" else ():
@@ -86,87 +200,80 @@ def test_every_preset_is_a_job_of_the_papers_network() -> None:
     assert papers["fedlsm_nih", "paper"] == ("densenet121", 320)
     assert papers["fedmas_isic", "paper"] == papers["fedmas_hyperkvasir", "paper"] == ("resnet18", 224)
     assert papers["pmfl_mimic", "paper"][0] == "lstm"
-
-
-def test_what_is_no_preset_is_refused(tmp_path: Path) -> None:
     assert preset_settings("demo", None) == []
     for job, name in (("demo", "paper"), ("fedlsm_nih", "papr")):
-        with pytest.raises(ConfigError, match="preset"):
+        with refused(name, by=ConfigError):
             preset_settings(job, name)
-    file = tmp_path / "job.toml"
     for text in ("presets = 3", "presets.paper = 3", "[presets.paper.set]", '[presets.paper]\nnote = ""'):
-        file.write_text(text, encoding="utf-8")
-        with pytest.raises(ConfigError, match="a preset is"):
-            preset_settings(file, "paper")
-
-
-@pytest.mark.parametrize("job", ["flare_fedlsm", known_jobs()["demo"].parents[1] / "flare_fedlsm"])
-def test_a_job_of_flares_own_workflow_is_named_with_its_command(job: str | Path) -> None:
-    assert "flare_fedlsm" not in known_jobs()
-    with pytest.raises(ConfigError, match=r"python .*jobs/flare_fedlsm/job.py"):
-        load_job(job)
+        with refused("job.toml", by=ConfigError):
+            preset_settings(written(tmp_path / "job.toml", text), "paper")
 
 
 def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "job.py").write_bytes(known_jobs()["demo"].read_bytes())
-    (tmp_path / "other.py").write_bytes(known_jobs()["demo"].read_bytes())
-    demo = load_job("demo")
+    for path in ("mine/job.py", "other.py"):
+        written(tmp_path / path, known_jobs()["demo"].read_text())
     monkeypatch.chdir(tmp_path)
-    for job in (folder, Path("mine"), "mine", "./mine/job.py", "other.py", Path("mine/../other.py")):
-        assert load_job(job, trust=True) == demo
-    with pytest.raises(
-        ConfigError, match=r"contains neither job\.toml nor job\.py; `suture init` writes one"
+    for job in (
+        tmp_path / "mine",
+        Path("mine"),
+        "mine",
+        "./mine/job.py",
+        "other.py",
+        Path("mine/../other.py"),
     ):
-        load_job(tmp_path)
-    (tmp_path / "alpha").mkdir()
-    (tmp_path / "alpha" / "suture.toml").touch()
-    with pytest.raises(ConfigError, match=rf"alpha is one site; .*: name {re.escape(str(tmp_path))}$"):
-        load_job("alpha")
-    with pytest.raises(ConfigError, match=r"unknown job or study folder 'absent/job\.py'"):
-        load_job(Path("absent/job.py"))
+        assert load_job(job, trust=True) == demo()
 
 
-def test_unknown_job_and_file_without_a_job(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'demo'"):
-        load_job("dmo")
-    (tmp_path / "job.py").write_text("x = 1\n")
-    with pytest.raises(ConfigError, match="defines no JOB"):
-        load_job(str(tmp_path / "job.py"))
-
-
-def test_a_job_of_data_names_the_kind_of_its_simulated_sites(tmp_path: Path) -> None:
-    text = 'rounds = 1\n[method]\nname = "surgical"\n[model]\nname = "cnn"\n[simulation]\n'
-    path = tmp_path / "job.toml"
-    path.write_text(text + 'kind = "PhantomSites"\nimages = 27\n')
-    assert load_job(path).simulation == PhantomSites(images=27)
-    path.write_text(text + 'kind = "NihSites"\nclients = 3\n')
-    assert load_job(path).simulation == NihSites(clients=3)
-    path.write_text(text + 'kind = "NihSite"\n')
-    with pytest.raises(ConfigError, match="'NihSite'; did you mean 'NihSites'"):
-        load_job(path)
-    path.write_text(text + 'kind = "NihSites"\nclient = 3\n')
-    with pytest.raises(ConfigError, match=r"\[simulation\].*'client'; did you mean 'clients'"):
-        load_job(path)
-    path.write_text(text.replace("[simulation]\n", "").replace("rounds", "simulation = 3\nrounds"))
-    with pytest.raises(ConfigError, match=r"\[simulation\]"):
-        load_job(path)
+@pytest.mark.parametrize(
+    ("job", "text", "named"),
+    [
+        ("dmo", "", ["'demo'"]),
+        ("absent/job.py", "", ["'absent/job.py'"]),
+        ("flare_fedlsm", "", ["jobs/flare_fedlsm/job.py"]),
+        (known_jobs()["demo"].parents[1] / "flare_fedlsm", "", ["jobs/flare_fedlsm/job.py"]),
+        ("empty", None, ["empty", "job.toml", "job.py"]),
+        ("study/alpha", {"suture.toml": ""}, ["alpha", "name {}/study"]),
+        *(("a run", {file: "{}"}, ["suture model export 'a run'"]) for file in ("run.json", "model.json")),
+        ("job.py", "x = 1\n", ["job.py", "JOB"]),
+        ("job.py", "import nothing_of_this_name", ["job.py", "ModuleNotFoundError", "line 1"]),
+        ("job.py", "JOB = (", ["job.py", "SyntaxError"]),
+        ("job.py", "from suture import Job\n\nJOB = Job('mine', 'Mine')", ["job.py, line 3", "Job(name="]),
+        ("job.py", "from suture import Job\nJOB = Job(name='a', rouns=3)", ["line 2", "'rouns'"]),
+        ("job.toml", TOML + '[simulation]\nkind = "NihSite"', ["'NihSite'", "'NihSites'"]),
+        ("job.toml", TOML + '[simulation]\nkind = "NihSites"\nclient = 3', ["[simulation]", "'clients'"]),
+        ("job.toml", "simulation = 3\n" + TOML, ["[simulation]"]),
+    ],
+)
+def test_what_is_no_job_is_named(
+    job: str | Path,
+    text: str | dict[str, str] | None,
+    named: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if isinstance(text, dict):
+        for name, content in text.items():
+            written(tmp_path / job / name, content)
+    elif text:
+        job = written(tmp_path / job, text)
+    elif text is None:
+        (tmp_path / job).mkdir()
+    with refused(*(name.format(tmp_path) for name in named), by=ConfigError):
+        load_job(job)
 
 
 def test_relative_paths_of_a_job_file_start_at_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, elsewhere = tmp_path / "mine" / "job.toml", tmp_path / "elsewhere"
-    job.parent.mkdir()
-    elsewhere.mkdir()
+    written(elsewhere / "bare", "")
     monkeypatch.chdir(elsewhere)
 
     def loaded(text: str) -> Any:
-        job.write_text(f'rounds = 1\n[method]\nname = "fedmas"\n{text}')
-        return load_job(job)
+        return load_job(written(job, f'rounds = 1\n[method]\nname = "fedmas"\n{text}'))
 
     settings = [
         (kind, name)
@@ -183,57 +290,16 @@ def test_relative_paths_of_a_job_file_start_at_its_folder(
         *(("weights", "download"), ("name_vectors", None)),
         *(("vocabulary", "clinical"), ("vocabulary", "corpus"), ("embedding", "tfidf")),
     ):
-        (job.parent / (word or "words")).touch()
-        (elsewhere / "bare").touch()
+        written(job.parent / (word or "words"), "")
         for value in ("a/b", "./a"):
             assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == str(job.parent / value)
         for value in ("/a", "bare", *([word] if word else [])):
             assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == value
-    (job.parent / "bare").touch()
-    assert loaded('[model]\nweights = "bare"\n').model.weights == str(job.parent / "bare")
-    prior = loaded('[model]\n[method.prior]\npath = "bare"\n').method.prior
-    assert prior.path == str(job.parent / "bare")
-
-
-def test_what_is_set_on_the_command_line_starts_at_the_working_directory() -> None:
-    job = with_settings(load_job("surgical_nih"), ["simulation.root=data"])
-    assert job.simulation.root == "data"  # type: ignore[union-attr]
-
-
-def test_a_job_file_whose_job_has_positions_says_what_to_write(tmp_path: Path) -> None:
-    path = tmp_path / "job.py"
-    path.write_text('from suture import Job\n\nJOB = Job("mine", "Mine")\n')
-    with pytest.raises(ConfigError, match=r"job\.py, line 3: .* write Job\(name=.* in place of Job\('mine'"):
-        load_job(path)
-    path.write_text('from suture import Job\nJOB = Job(name="mine", title="Mine", rouns=3)\n')
-    with pytest.raises(ConfigError, match=r"line 2: unknown key 'rouns'"):
-        load_job(path)
-
-
-def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:
-    plan = load_job("demo").plan("e").to_dict()
-    hyper = {**plan["hyperparameters"], "local": {"lrr": 1}}
-    with pytest.raises(ConfigError, match=r"unknown key 'local\.lrr'; did you mean 'lr'"):
-        Plan.from_dict({**plan, "hyperparameters": hyper})
-    with pytest.raises(ConfigError, match="missing or unknown key 'extra'"):
-        Plan.from_dict({**plan, "extra": 1})
-    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
-        Schedule.from_dict({"round": 3})
-
-
-def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
-    demo = load_job("demo")
-    for setting, says in (
-        ("epochs=0", "set 1 or more"),
-        ("rounds=0", "rounds: .*at least 1"),
-        ("lr=0", "lr: .*greater than 0"),
-        ("batch_size=0", "batch_size: .*at least 1"),
-    ):
-        with pytest.raises(ConfigError, match=says) as caught:
-            with_settings(demo, [setting])
-        assert "\n" not in str(caught.value)
-    steps = with_settings(demo, ["iterations=2", "epochs=0"])
-    assert (steps.method.local.iterations, steps.method.local.epochs) == (2, 0)
+    phantoms = loaded('[model]\n[simulation]\nkind = "PhantomSites"\nimages = 27\n').simulation
+    assert phantoms == PhantomSites(images=27)
+    own = str(written(job.parent / "bare", ""))
+    assert loaded('[model]\nweights = "bare"\n').model.weights == own
+    assert loaded('[model]\n[method.prior]\npath = "bare"\n').method.prior.path == own
 
 
 @pytest.mark.parametrize(
@@ -242,80 +308,56 @@ def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
         ("pmfl", "local = { lr = 0.02, iterations = 7 }", "local.optimiser", "sgd"),
         ("pmfl", "[method.server]\nlr = 0.1", "server.optimiser", "adam"),
         ("fedmas", "local = { lr = 0.02 }", "local.epochs", 10),
-        ("surgical", "local = { lr = 0.02 }", "local.batch_size", 64),
     ],
 )
 def test_what_a_part_of_a_method_leaves_out_is_the_methods(
     method: str, table: str, field: str, value: object, tmp_path: Path
 ) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(f'rounds = 1\n[model]\n[method]\nname = "{method}"\n{table}\n')
-    found = load_job(path).method
+    text = f'rounds = 1\n[model]\n[method]\nname = "{method}"\n{table}\n'
+    found = load_job(written(tmp_path / "job.toml", text)).method
     assert operator.attrgetter(field)(found) == value
     assert str(getattr(found, field.partition(".")[0]).lr) in table
-    path.write_text(path.read_text().replace("lr =", "lrr ="))
-    with pytest.raises(ConfigError, match=r"lrr'; did you mean 'lr'"):
-        load_job(path)
+    with refused("lrr'", "'lr'", by=ConfigError):
+        load_job(written(tmp_path / "job.toml", text.replace("lr =", "lrr =")))
 
 
-@pytest.mark.parametrize("method", ["individual", "pfl"])
-def test_the_server_measures_no_model_that_stays_at_a_site(method: str) -> None:
-    job = with_settings(load_job("surgical_nih"), [f"method={method}"])
+def test_the_server_measures_no_model_that_stays_at_a_site() -> None:
+    job = with_settings(load_job("surgical_nih"), ["method=pfl"])
     job.schedule()
     for selection in ("server_metric", "server_balanced_accuracy"):
-        with pytest.raises(ConfigError, match=r"keeps its models at the sites.*selection = 'site_loss'"):
+        with refused("selection = 'site_loss'", by=ConfigError):
             with_settings(job, [f"selection={selection}"]).schedule()
 
 
-def test_a_method_that_refuses_the_jobs_settings_says_whose_they_are_and_how_to_change_them() -> None:
-    demo = load_job("demo")
-    with pytest.raises(ConfigError, match=r"keeps the settings of demo's .* set method\.local\.iterations"):
-        with_settings(demo, ["method=metafl"])
-    before = ["iterations=10", "epochs=1", "batch_size=64", "optimiser=sgd", "momentum=0.0"]
-    assert with_settings(demo, [*before, "batch_norm=frozen", "method=metafl"]).method.about.name == "metafl"
-
-
-def test_what_flare_is_told_of_a_job_is_checked_where_it_is_set() -> None:
-    job = with_settings(load_job("demo"), ["flare.scope=suture", "flare.gpus=2"])
-    assert job.flare == {"scope": "suture", "gpus": 2}
-    spec = with_settings(job, ['flare.resource_spec={"a": {"num_of_cpus": 2}}']).flare["resource_spec"]
-    assert spec == {"a": {"num_of_cpus": 2}}
+def parsed(line: str | None) -> Job:
+    """The job of a report's command, taken apart as a shell and the command line would."""
+    assert line is not None
+    words = shlex.split(line)
+    assert words[:2] + words[3:5] == ["suture", "run", "--env", "local"]
+    assert words[5::2] == ["--set"] * len(words[5::2])
+    return with_settings(load_job(words[2]), words[6::2])
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    "settings",
     [
-        ("flare.scop=a", "unknown setting of flare 'scop'; did you mean 'scope'"),
-        ("flare.gpus=-1", r"demo: flare\.gpus=-1: give a number, 0 or more"),
-        ("flare.gpus=true", "give a number, 0 or more"),
-        ("flare.scope=3", "give a name"),
-        ("flare.launcher_spec=docker", "give a table"),
+        [],
+        ["method=fedavg", "method.local.lr=0.00123", "patience=2"],
+        ["method=vanilla", 'accept_labels=["it\'s", "a \\"b\\" $HOME"]'],
+        ["label_map.Fluid=Effusion", "label_map.a b=true blue", "grace=0.5"],
+        ['title="2"', "model.dropout=0.25", 'simulation.learning_rates={"harbor": 0.01}'],
     ],
 )
-def test_what_flare_would_not_take_is_refused(setting: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        with_settings(load_job("demo"), [setting])
+def test_the_command_of_a_report_gives_the_same_job(settings: list[str]) -> None:
+    assert parsed(command_of(demo(*settings), "local")) == demo(*settings)
 
 
-@pytest.mark.parametrize("file", ["run.json", "model.json"])
-def test_a_trained_model_in_place_of_a_job_is_told_where_models_are_exported(
-    tmp_path: Path, file: str
-) -> None:
-    (tmp_path / "a run").mkdir()
-    (tmp_path / "a run" / file).write_text("{}")
-    with pytest.raises(ConfigError, match=r"not a job; to export the model: suture model export '.*a run'"):
-        load_job(tmp_path / "a run")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("model.train=adapter", "--set model.train: must be 'all', 'adapters' or 'head' (got 'adapter')"),
-        ("train=adapter", "--set train: must be 'all', 'adapters' or 'head' (got 'adapter')"),
-        ("model.adapters.targets=[1]", "--set model.adapters.targets: targets.0: must be text (got 1)"),
-    ],
-)
-def test_a_refused_value_has_its_key_once(setting: str, message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        with_settings(load_job("demo"), [setting]).plan("e")
-    assert str(refused.value).startswith(message)
+def test_the_command_names_a_job_of_the_repository_or_the_folder_of_a_study(tmp_path: Path) -> None:
+    for name in known_jobs():
+        assert command_of(load_job(name), "sim") == f"suture run {name} --env sim"
+    folder = written(tmp_path / "it's" / "study" / "job.toml", TOML).parent
+    job = with_settings(load_job(folder), ["rounds=9"])
+    line = command_of(job, "local")
+    assert parsed(line) == job
+    assert shlex.split(str(line))[2] == str(folder)
+    assert command_of(dataclasses.replace(demo(), name="of-my-own"), "local") is None
