@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from official import write_chexpert, write_mimic, write_nih
+from official import write_mimic, write_nih
 from stored_by_hand import SPEC, change, delete, filled, result, store, table_spec
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.data.config import load_site_config
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import begin_here
 from suture_papers.chest_xrays.chest_sites import nih_config
-from suture_papers.tables.cells import lines, mean_of, why_undefined
+from suture_papers.tables.cells import mean_of, why_undefined
 from suture_papers.tables.conduct import SERVER, Session, _tidy, compare_classes, conduct, do_runs
 from suture_papers.tables.external_tests import absent_tests, check_tests, site_config
 from suture_papers.tables.loading import load_spec
@@ -152,15 +152,29 @@ def test_runs_are_done_once(place: Place) -> None:
         place.conduct(spec)
 
 
-@pytest.mark.complete
-def test_what_two_runs_failed_of_before_they_trained_ends_the_others(place: Place) -> None:
-    nih = place.data / "nih"
-    nih.mkdir(parents=True)
-    presets = preset(seeds=[1, 2, 3], set={"simulation.root": "{data}/nih"})
-    table = table_spec(job="surgical_nih", presets=presets).preset(None)
-    with refused("2 of 6", "4 were not started", f"{nih} has no Data_Entry_2017", by=FederationError):
-        conduct(table, place.session(place.data), 1)
-    assert sum(line.startswith("begins") for line in place.reported) == 2
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of runs, each of which fails before it trains."""
+    seen: list[list[str]] = []
+
+    def record(command: list[str], **_: Any) -> Any:
+        seen.append(command)
+        return type("Done", (), {"returncode": 1, "stderr": "error: no table\n"})
+
+    monkeypatch.setattr("suture_papers.tables.conduct.subprocess.run", record)
+    return seen
+
+
+def test_what_two_runs_failed_of_before_they_trained_ends_the_others(place: Place, commands: Any) -> None:
+    table = table_spec(presets=preset(seeds=[1, 2, 3])).preset(None)
+    with refused("2 of 6", "4 ", ": no table", by=FederationError):
+        conduct(table, place.session(), 1)
+    assert len(commands) == 2
+    for run in final_runs(table, {}):
+        (place.work / run.name).mkdir(parents=True)
+        (place.work / run.name / "history.jsonl").touch()  # it had begun to train
+    with refused("6 of 6", by=FederationError):
+        conduct(table, place.session(), 1)
 
 
 def test_what_runs_warn_of_is_passed_on_once(place: Place) -> None:
@@ -170,19 +184,12 @@ def test_what_runs_warn_of_is_passed_on_once(place: Place) -> None:
     assert place.reported == ["warning: /nih: 9 rows have no image", "warning: another"]
 
 
-def test_a_run_that_was_cut_off_is_continued(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-
-    def record(command: list[str], **_: Any) -> Any:
-        seen.append(command)
-        return type("Done", (), {"returncode": 1, "stderr": "stopped"})
-
-    monkeypatch.setattr("suture_papers.tables.conduct.subprocess.run", record)
+def test_a_run_that_was_cut_off_is_continued(place: Place, commands: Any) -> None:
     run = Run("ours", None, "demo", {"method": "surgical", "seed": 1})
     for again in (False, True):
-        with refused("stopped", by=FederationError):
+        with refused("no table", by=FederationError):
             do_runs([run], place.session(), 1)
-        assert ("--resume" in seen[-1]) is again
+        assert ("--resume" in commands[-1]) is again
         (place.work / run.name).mkdir(parents=True, exist_ok=True)
         (place.work / run.name / "run.json").write_text('{"status": "interrupted"}')
 
@@ -312,49 +319,6 @@ def test_releases_are_found_as_they_are_given_out_and_read_before_anything_is_ru
 
 
 # The papers' tables, small
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize(
-    ("name", "rows", "undefined"),
-    [
-        (
-            "chest_all",
-            ("nih_baseline", "pfl_average", "surgical_average", "surgical_frozen"),
-            {("nih_baseline", "CheXpert"), ("nih_baseline", "MIMIC-LT"), ("pfl_average", "MIMIC-LT")},
-        ),
-        (
-            "midl_all",
-            ("chexpert_baseline", "central", "surgical"),
-            {("chexpert_baseline", "NIH"), ("chexpert_baseline", "NIH, loss")},
-        ),
-    ],
-)
-def test_a_mean_is_defined_where_every_class_was_learned(
-    name: str, rows: tuple[str, ...], undefined: set[tuple[str, str]], place: Place
-) -> None:
-    write_nih(place.data / "nih")
-    write_chexpert(place.data / "chexpert")
-    write_mimic(place.data / "mimic-cxr-jpg")
-    of = {"simulation.nih": "{data}/nih", "simulation.chexpert": "{data}/chexpert"}
-    plain = {"model.hidden": 0, "model.dropout": 0.0, "method.local.warmup_epochs": 0}
-    spec = load_spec(name)
-    skip = tuple(row for row in spec.rows if row not in rows)
-    spec = replace(spec, presets={"small": Preset("small", (1,), CNN | of | plain, skip=skip)})
-    found = {line.row: line.estimates for line in lines(place.conduct(spec, place.data))}
-    empty = {(row, head) for row, cells in found.items() for head, f in cells.items() if f.mean != f.mean}
-    assert empty == undefined
-    against = found["pfl_average" if name == "chest_all" else "central"]["NIH"].against
-    assert against is not None
-    assert against.n > 5  # over the classes that the test set defines
-    assert found[spec.reference]["NIH"].against is None
-    if name == "midl_all":  # midl_shared has the same runs
-        for table in (spec, replace(load_spec("midl_shared"), presets=spec.presets)):
-            outcome = collect(table.preset(None), store(place.kept))
-            figures = {line.row: line for line in lines(outcome)}[table.reference].estimates
-            assert all(one.mean == one.mean for one in figures.values())
-            with_interval = {column for column, figure in figures.items() if figure.bounds is not None}
-            assert with_interval == {column.name for column in table.columns if column.spread == "interval"}
 
 
 @pytest.mark.complete

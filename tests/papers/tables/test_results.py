@@ -17,7 +17,7 @@ import tomli_w
 from recomputed import against, final_runs, mean_area, student
 
 from small_hospitals import small_study
-from stored_by_hand import SPEC, change, filled, result, store, table_spec, task
+from stored_by_hand import SPEC, filled, store, task
 from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import write_json
 from suture.execution.job import Job, load_job, with_settings
@@ -39,7 +39,6 @@ from suture_papers.tables.results import (
     store_result,
 )
 from suture_papers.tables.runs import Run
-from suture_papers.tables.runs import final_runs as runs_of
 from world import refused, suture
 
 RUN = Run("r", None, "demo", {"seed": 1})
@@ -332,28 +331,6 @@ def test_every_complete_table_is_published_as_its_runs_give_it(tmp_path: Path) -
     assert {path.stem for path in PUBLISHED.glob("*.md")} == pages | others
 
 
-@pytest.mark.complete
-def test_each_run_is_stored_once_on_a_line_in_the_order_of_names() -> None:
-    everywhere: list[str] = []
-    of_benchmarks = (".lock", "phantom_maps.jsonl", "recommendations.jsonl")
-    for path in (path for path in RUNS.iterdir() if path.name not in of_benchmarks):
-        assert path.stem in known_tables()
-        own = path.read_text().splitlines()
-        records = [json.loads(line) for line in own]
-        assert [json.dumps(one, ensure_ascii=False, separators=(",", ":")) for one in records] == own
-        assert names(path) == sorted(names(path))
-        everywhere += names(path)
-    assert len(everywhere) == len(set(everywhere))
-
-
-def test_the_pictures_that_pages_show_are_committed_and_no_others() -> None:
-    text = "\n".join(path.read_text() for path in PUBLISHED.parent.rglob("*.md"))
-    listed = (PUBLISHED.parents[1] / ".gitignore").read_text().splitlines()
-    pictures = [line.removeprefix("!/docs/results/") for line in listed if line.startswith("!/docs/results/")]
-    assert pictures
-    assert all((PUBLISHED / picture).is_file() and f"{picture})" in text for picture in pictures)
-
-
 FIXED = "e0474addb821595d182cf5ce952a1cdf2775ad4efafe7110700768535d2ee1f8"
 
 
@@ -392,34 +369,6 @@ def test_a_published_table(name: str, control: str) -> None:
 
 
 FIGURES = ("difference", "low", "high", "p", "holm")
-
-
-def test_a_study_by_hand_and_by_both_programs(tmp_path: Path) -> None:
-    """Tuned rows, some seeds missing: leaderboard.json's figures are those of the independent formulas."""
-    tune = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
-    rows = {key: {"name": key, "set": {"method": key}} for key in ("vanilla", "surgical", "partial")}
-    plan = {"question": "?", "primary": "auroc", "effects": {"auroc": 0.01}, "stopping": "-", "block": "b"}
-    presets = {"tiny": {"note": "", "seeds": [1, 2, 3, 4], "set": {"rounds": 1}, "tune": tune}}
-    changes = {"rows": rows, "reference": "vanilla", "presets": presets, "plan": plan}
-    table = table_spec(**changes).preset(None)
-    for lr in (1e-3, 1e-2):
-        for run in runs_of(table, {(row, "None"): lr for row in rows}):
-            if (run.row, run.seed) == ("partial", 4):
-                continue
-            k = list(rows).index(run.row) + 1
-            value = 0.6 + 0.01 * k + 0.003 * (run.seed * k % 5) + (lr == 1e-2) / 50
-            result(run, tmp_path, {"A": value, "B": value}, auroc=value if run.row != "partial" else -value)
-            found = {"train": 70, "n": 20, "patients": 20, "overlap": True, "test": str(run.seed)}
-            change(tmp_path, run, resampled={**found, "auroc": {"value": value, "draws": [value, value]}})
-    board = leaderboard({"study": collect(table, store(tmp_path))})["rows"]
-    file = tmp_path / "study.toml"
-    file.write_text(tomli_w.dumps({**SPEC, **changes}))
-    again = against(final_runs(tmp_path / "test.jsonl", file), "vanilla", "auroc")
-    assert set(again) == {"surgical", "partial"}
-    for row, values in again.items():
-        cell = board[row]["cells"]["study"]
-        assert [cell[key] for key in FIGURES] == pytest.approx(values, abs=2e-6), row
-    assert board["partial"]["cells"]["study"]["seeds"] == 3
 
 
 @pytest.mark.complete

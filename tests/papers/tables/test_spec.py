@@ -290,13 +290,6 @@ def test_the_sites_of_midl_have_rates_of_their_own_in_a_federation_alone(name: s
     assert {settings["method.local.lr"] for settings in runs.values()} == {5e-5}
 
 
-@pytest.mark.parametrize("name", ["nih_overlap", "nih_disjoint"])
-def test_the_papers_tables_of_single_classes_are_of_every_finding(name: str) -> None:
-    by_class = load_spec(name).by_class
-    assert by_class is not None
-    assert all(by_class.published[row].keys() == set(NIH) for row in by_class.rows)
-
-
 @pytest.mark.parametrize("name", [name for name in known_tables() if name.startswith("pmfl_")])
 def test_columns_are_about_the_targets_of_their_runs(name: str) -> None:
     spec = load_spec(name)

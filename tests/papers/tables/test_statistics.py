@@ -99,19 +99,6 @@ def test_the_bootstrap_has_both_levels() -> None:
         assert all(math.isnan(bound) for bound in two_level(few))
 
 
-@pytest.mark.complete
-def test_the_bootstrap_covers_where_test_sets_of_seeds_share_patients() -> None:
-    """Ten seeds, each with a fifth of the same 200 patients: drawn for each seed anew, 95 % were 86 %."""
-    rng, found = np.random.default_rng(4), 0
-    for repeat in range(300):
-        patients, often = rng.normal(size=200), rng.poisson(1.0, (200, 100))
-        tests = [rng.permutation(200)[:40] for _ in range(10)]
-        draws = [patients[own] @ often[own] / often[own].sum(axis=0) for own in tests]
-        low, high = two_level(draws, n=500, seed=repeat)
-        found += low < 0 < high
-    assert 0.93 < found / 300 < 0.995
-
-
 def test_what_no_seed_or_no_draw_defines_is_left_out() -> None:
     assert two_level([[0.0, 1.0, math.nan]] * 10) == (-0.0, 1.0)
     assert all(math.isnan(bound) for bound in two_level([[0.0, 1.0]] * 9 + [[math.nan, math.nan]]))
