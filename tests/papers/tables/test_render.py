@@ -102,16 +102,6 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("series", [None, SERIES])
-def test_a_name_is_text_and_no_formula(series: dict[str, Any] | None, tmp_path: Path) -> None:
-    name = r"$\frac{1$"
-    rows = {key: {"name": name, "set": row["set"]} for key, row in SPEC["rows"].items()}
-    changes = {"series": {**series, "label": name}} if series else {}
-    table = table_spec(rows=rows, columns=[{"name": name}], title=name, **changes).preset(None)
-    outcome = filled(table, tmp_path / "runs", lambda _: {"A": 0.8, "B": 0.5})
-    assert all(name in path.read_text() for path in write_tables(outcome, tmp_path, "two"))
-
-
-@pytest.mark.parametrize("series", [None, SERIES])
 def test_what_a_preset_leaves_out_is_not_rendered(series: dict[str, Any] | None, tmp_path: Path) -> None:
     rows = {**SPEC["rows"], "theirs": {**SPEC["rows"]["theirs"], "published": {"away": "0.79"}}}
     columns = [{"name": "here"}, {"name": "away", "test": "away"}]

@@ -18,7 +18,6 @@ from suture.data.batch import SURGICAL
 from suture.execution.job import Job, load_job, with_settings
 from suture.learning.training import LocalTraining
 from suture.models import encoder_of
-from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables import loading
 from suture_papers.tables.external_tests import site_config
@@ -267,27 +266,6 @@ def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) 
         assert job.method.local == replace(PAPER, **decays)
         pooled = job.method.about.pooled or job.method.sharing.personal == "model"
         assert not pooled or job.method.batch_norm == "average", "the paper's references train batch norm"
-
-
-@pytest.mark.parametrize("name", ["nih_clients", "nih_shared"])
-def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_fl_alone(name: str) -> None:
-    spec = load_spec(name)
-    assert not any(run.tests for run in final_runs(spec.preset("cpu"), {}))
-    policy = {}
-    for run in final_runs(spec.preset("paper"), {}):
-        assert set(run.tests["mimic"].data["labels"]) == set(NIH)
-        policy[run.row] = run.settings.get("method.batch_norm")
-    frozen = dict.fromkeys(("vanilla", "partial", "surgical"), "frozen")
-    assert policy == {"central": None, "central_full": None, **frozen}
-
-
-@pytest.mark.parametrize("name", ["midl_all", "midl_shared"])
-def test_the_sites_of_midl_have_rates_of_their_own_in_a_federation_alone(name: str) -> None:
-    runs = {run.row: run.settings for run in final_runs(load_spec(name).preset("paper"), {})}
-    key, rates = "simulation.learning_rates", {"nih": 1e-5, "chexpert": 5e-5}
-    own = {row: settings[key] for row, settings in runs.items() if key in settings}
-    assert own == {"partial": rates, "surgical": rates}
-    assert {settings["method.local.lr"] for settings in runs.values()} == {5e-5}
 
 
 @pytest.mark.parametrize("name", [name for name in known_tables() if name.startswith("pmfl_")])
