@@ -60,18 +60,6 @@ def test_what_waits_what_does_not_and_what_mixes_tensors_of_both() -> None:
             x.numpy()
 
 
-def test_gradients_are_those_of_the_cpu() -> None:
-    def gradient(x: Tensor) -> list[float]:
-        x = x.detach().requires_grad_()
-        (x.softmax(0) * x).sum().backward()  # type: ignore[no-untyped-call]
-        assert x.grad is not None
-        found: list[float] = x.grad.tolist()
-        return found
-
-    with Simulated():
-        assert gradient(torch.tensor(VALUES, device=NAME)) == gradient(torch.tensor(VALUES))
-
-
 def test_a_large_copy_waits_unless_its_memory_is_pinned_and_stays_as_it_is() -> None:
     with Simulated():
         for numbers, pinned, waits in ((2**14, False, 0), (2**14 + 1, False, 1), (2**20, True, 0)):

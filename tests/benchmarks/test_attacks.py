@@ -155,18 +155,6 @@ def test_the_page_of_attacks_is_that_of_its_records(attacks: Any) -> None:
     assert own.page(records) == own.PAGE.read_text()
 
 
-def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
-    """Honest .9, attacked .7: half of what is above .5 is lost."""
-    honest = [{"attack": "honest", "seed": s, "auroc": 0.9} for s in (1, 2, 3)]
-    lied = [{"attack": "labels", "seed": s, "auroc": 0.7} for s in (1, 2, 3)]
-    assert attacks.table.shown(lied, honest) == "0.50 / 0.70"
-    assert attacks.table.shown(lied[:1], honest) == "0.50 / 0.70 (1)"
-    assert attacks.table.shown(honest, honest) == "0.90"
-    assert attacks.table.shown([], honest) == "–"
-    asked = [{"attack": "averaging, new", "seed": s, "success": 0.5, "answers": 4} for s in (1, 2, 3)]
-    assert attacks.table.shown(asked, []) == "0.50 [4]"
-
-
 @pytest.mark.complete
 def test_five_answers_were_all_labels_and_are_few(attacks: Any) -> None:
     """With six digits a loss is 16 labels; on its grid the same questions, or better ones, tell little."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
 import tomllib
 from pathlib import Path
 
 import pytest
-import torch
-from figures import Figure, Options, Target, cells, compared
+from figures import Figure, cells, compared
 from harness import interval
 
 from suture.execution.partition import class_lists
-from suture.models import ModelSpec
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 
@@ -28,24 +24,6 @@ def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
     assert dataclasses.replace(ROUND, beside=(2.0,)).ratios == (1.0, 1.5, 4.0)  # one sample for all
     with pytest.raises(ValueError, match="a round: 3 samples"):
         dataclasses.replace(ROUND, beside=(1.0, 2.0))
-
-
-@pytest.mark.parametrize(
-    ("targets", "reached"),
-    [
-        ((), None),
-        ((Target("figure", "≤", 3.0),), True),
-        ((Target("figure", "<", 3.0),), False),
-        ((Target("ratio", "≥", 1.5),), True),
-        ((Target("figure", "≤", 3.0), Target("ratio", "<", 1.0)), False),
-    ],
-)
-def test_all_targets_are_of_medians(targets: tuple[Target, ...], reached: bool | None) -> None:
-    figure = dataclasses.replace(ROUND, targets=targets)
-    assert figure.reached is reached
-    assert Figure.of(json.loads(json.dumps(dataclasses.asdict(figure)))) == figure
-    missing = dataclasses.replace(figure, samples=(), beside=(), missing="OSError: full")
-    assert missing.reached is (False if targets else None)
 
 
 @pytest.mark.parametrize(
@@ -69,17 +47,6 @@ def test_an_interval_is_of_students_t() -> None:
     """Of 1, 2 and 3: mean 2, deviation 1, and 4.303 of 1 / sqrt(3) on either side."""
     assert interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([0.5]) == "+0.500"
-
-
-def test_the_part_of_a_gpu_measures_any_device_and_is_refused_without_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = importlib.import_module("parts.gpu")
-    found = gpu.measured(ModelSpec("cnn", size=16), torch.device("cpu"), images=128, repeats=1)
-    assert all(ratio > 0 for figure in found for ratio in figure.ratios)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="CUDA"):
-        gpu.figures(Options(True))
 
 
 PRINTED = tomllib.loads((Path(__file__).parents[2] / "benchmarks/fedlsm_counts.toml").read_text())

@@ -311,7 +311,6 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
     assert sum("features" in line or "related" in line for line in house.reported) == 2
 
 
-@pytest.mark.complete
 def test_a_plot_without_its_data_its_model_or_its_row_is_left_out_by_name(house: House) -> None:
     assert set(house.draw("less")) == {"frequencies.svg", "together.svg"}
     assert sum("'ours'" in line for line in house.reported) == 2
