@@ -160,6 +160,7 @@ def test_the_page_says_the_effect_and_what_could_have_been_found(
     outcome = collect(table, store(tmp_path / "runs"))
     assert [words for words in said if not re.search(words, sentences(outcome))] == []
     text = page(outcome, tmp_path)
+    assert text.startswith("# two methods\n")  # without the preset's name: there is one
     assert sentences(outcome) in text
     assert "results before the plan: 0" not in text
     assert digest(plan_table(table)) in text
