@@ -1,7 +1,8 @@
-"""The repository's own files agree: version, constraints, and what the workflows call."""
+"""The repository's own files agree: version, constraints, rooms, and what the workflows call."""
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -62,3 +63,32 @@ def test_all_targets_of_make_that_scripts_pages_and_workflows_call_exist() -> No
         called[path.name] = {word for word in words if re.fullmatch("[a-z][a-z-]*", word)}
     assert all(called.values())
     assert not {name: words - known for name, words in called.items() if words - known}
+
+
+def test_the_architecture_page_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [path.parent.name for path in (ROOT / "custom" / "suture").glob("*/__init__.py")]
+    assert len(rooms) > 10
+    assert [room for room in rooms if f"`{room}`" not in page] == []
+
+
+FLARE = (
+    *("nvflare.apis", "nvflare.job_config", "nvflare.recipe", "nvflare.fuel.flare_api", "nvflare.widgets"),
+    *("nvflare.client", "nvflare.app_opt.pt.recipes", "nvflare.app_common.aggregators"),
+    *("nvflare.app_common.abstract", "nvflare.app_common.app_constant", "nvflare.app_common.app_event_type"),
+    *("nvflare.app_common.utils.fl_model_utils", "nvflare.fuel.common.excepts"),
+)
+"""What FLARE offers to applications, by its documentation; and what `nvflare.fuel.flare_api` raises."""
+
+
+@pytest.mark.complete
+def test_only_flare_compat_uses_what_is_inside_of_flare() -> None:
+    """import-linter sees other distributions as a whole."""
+    custom, found = ROOT / "custom", set()
+    for path in custom.glob("suture*/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            inside = [f"{name}." for name in names if name.startswith("nvflare.")]
+            found |= {path.parent for name in inside if not name.startswith(tuple(f"{p}." for p in FLARE))}
+    assert found == {custom / "suture" / "flare" / "compat"}

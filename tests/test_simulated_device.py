@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,111 +10,68 @@ from simulated_device import NAME, WAITS, Simulated
 
 VALUES, ROWS = [3.0, 1.0, 2.0], torch.tensor([2, 0])
 
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.tolist(),
-        lambda x: bool((x > 0).any()),
-        lambda x: float(x.sum()),
-        lambda x: (x > 1).nonzero(),
-        lambda x: x[x > 1],
-        lambda x: x.masked_select(x > 1),
-        lambda x: x.unique(),
-        lambda x: torch.equal(x, x),
-        lambda x: x.repeat_interleave(x.long()),
-        lambda x: x[ROWS],
-        Tensor.cpu,
-        lambda x: torch.zeros(3).copy_(x),
-        lambda x: ROWS.to(x),
-        lambda x: x.new_tensor([1.0, 2.0]),
-        lambda x: torch.tensor([1.0], device=x.device),
-    ],
+WAIT = (
+    lambda x: x.tolist(),
+    lambda x: bool((x > 0).any()),
+    lambda x: (x > 1).nonzero(),
+    lambda x: x[x > 1],
+    lambda x: x.unique(),
+    lambda x: torch.equal(x, x),
+    lambda x: x.repeat_interleave(x.long()),
+    lambda x: x[ROWS],
+    Tensor.cpu,
+    lambda x: torch.zeros(3).copy_(x),
+    lambda x: ROWS.to(x),
+    lambda x: x.new_tensor([1.0, 2.0]),
+    lambda x: torch.tensor([1.0], device=x.device),
 )
-def test_what_waits(read: Callable[[Tensor], object]) -> None:
+DO_NOT = (
+    lambda x: x * 2 + torch.tensor(1.0),  # a single number may be of the CPU
+    lambda x: torch.where(x > 1, x, 0.0),
+    lambda x: x[ROWS.to(x.device, non_blocking=True)],
+    lambda x: x.argsort().cumsum(0),
+    lambda x: x.new_zeros(()) + torch.arange(3, device=x.device),
+)
+MIXED = (
+    lambda x: x + torch.zeros(3),
+    lambda x: torch.stack([x, torch.zeros(3)]),
+    lambda x: x.index_select(0, ROWS),
+    lambda x: torch.zeros(3)[x.argsort()],
+)
+
+
+def test_what_waits_what_does_not_and_what_mixes_tensors_of_both() -> None:
     with Simulated():
         x = torch.tensor(VALUES, device=NAME)
-        WAITS.clear()
-        read(x)
-    assert WAITS.total() == 1
+        for number, read in enumerate(WAIT):
+            WAITS.clear()
+            read(x)
+            assert WAITS.total() == 1, number
+        for number, compute in enumerate(DO_NOT):
+            WAITS.clear()
+            found = compute(x)
+            assert not WAITS, number
+            assert found.device.type == NAME
+            assert found.tolist() == compute(x.cpu()).tolist()
+        for mix in MIXED:
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                mix(x)
+        with pytest.raises(RuntimeError, match="numpy"):
+            x.numpy()
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda x: x * 2 + torch.tensor(1.0),  # a single number may be of the CPU
-        lambda x: torch.where(x > 1, x, 0.0),
-        lambda x: x[ROWS.to(x.device, non_blocking=True)],
-        lambda x: x.argsort().cumsum(0),
-        lambda x: x.new_zeros(()) + torch.arange(3, device=x.device),
-        lambda x: x.sort().values.double(),
-    ],
-)
-def test_what_does_not(compute: Callable[[Tensor], Tensor]) -> None:
+def test_a_large_copy_waits_unless_its_memory_is_pinned_and_stays_as_it_is() -> None:
     with Simulated():
-        x = torch.tensor(VALUES, device=NAME)
-        WAITS.clear()
-        found = compute(x)
-        assert not WAITS
-        assert found.device.type == NAME
-        assert found.tolist() == compute(x.cpu()).tolist()
-
-
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda x: x + torch.zeros(3),
-        lambda x: torch.stack([x, torch.zeros(3)]),
-        lambda x: x.index_select(0, ROWS),
-        lambda x: torch.zeros(3)[x.argsort()],
-        lambda x: torch.zeros(3).add_(x),
-    ],
-)
-def test_tensors_of_both_are_refused(mix: Callable[[Tensor], Tensor]) -> None:
-    with Simulated():
-        x = torch.tensor(VALUES, device=NAME)
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            mix(x)
-
-
-def test_its_values_are_no_array() -> None:
-    with Simulated(), pytest.raises(RuntimeError, match="numpy"):
-        torch.tensor(VALUES, device=NAME).numpy()
-
-
-def test_gradients_are_those_of_the_cpu() -> None:
-    def gradient(x: Tensor) -> list[float]:
-        x = x.detach().requires_grad_()
-        (x.softmax(0) * x).sum().backward()  # type: ignore[no-untyped-call]
-        assert x.grad is not None
-        found: list[float] = x.grad.tolist()
-        return found
-
-    with Simulated():
-        assert gradient(torch.tensor(VALUES, device=NAME)) == gradient(torch.tensor(VALUES))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "pinned", "waits"), [(2**14, False, 0), (2**14 + 1, False, 1), (2**20, True, 0)]
-)
-def test_a_large_copy_waits_unless_its_memory_is_pinned(numbers: int, pinned: bool, waits: int) -> None:
-    with Simulated():
-        source = torch.ones(numbers)
-        source = source.pin_memory() if pinned else source
-        WAITS.clear()
-        assert source.to(NAME, non_blocking=True).device.type == NAME
-        assert WAITS.total() == waits
-
-
-@pytest.mark.parametrize("released", [True, False])
-def test_pinned_memory_may_be_released_but_not_changed_while_it_is_copied(released: bool) -> None:
-    with Simulated():
+        for numbers, pinned, waits in ((2**14, False, 0), (2**14 + 1, False, 1), (2**20, True, 0)):
+            source = torch.ones(numbers)
+            source = source.pin_memory() if pinned else source
+            WAITS.clear()
+            assert source.to(NAME, non_blocking=True).device.type == NAME
+            assert WAITS.total() == waits
+        there = torch.ones(3).pin_memory().to(NAME, non_blocking=True)  # what is released may be copied
+        there.tolist()
         source = torch.ones(3).pin_memory()
         there = source.to(NAME, non_blocking=True)
-        if released:
-            del source
-            there.tolist()
-            return
         source.add_(1)
         with pytest.raises(RuntimeError, match="pinned memory was changed while it was copied"):
             there.tolist()

@@ -72,29 +72,34 @@ def test_the_sdist_has_all_that_the_wheel_of_a_clone_has(built: tuple[Path, Path
     assert of_sdist == of_clone
 
 
+def python(*words: str, folder: Path, path: Path) -> str:
+    """What Python prints in a folder, with the modules of a path; it has to end well."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
 def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("alpha", "beta")):
         write_hospital(tmp_path / name, LABELS[name], 25, seed)
         (tmp_path / name / "suture.toml").unlink()
-    env = os.environ | {"PYTHONPATH": str(installed)}
     origin = "import suture, suture_papers; print(suture.__file__, suture_papers.__file__)"
-    for words in (
-        ["-c", origin],
-        *(["-m", "suture", *shlex.split(line)] for line in COMMANDS.split("\n") if line),
-    ):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
-        assert str(ROOT) not in done.stdout, words
+    commands = [["-m", "suture", *shlex.split(line)] for line in COMMANDS.strip().splitlines()]
+    for words in (["-c", origin], *commands):
+        assert str(ROOT) not in python(*words, folder=tmp_path, path=installed), words
     assert (tmp_path / "run" / "report.html").is_file()
     jobs = installed / "suture_jobs"
     folders = {path.parent for path in jobs.glob("*/job.*")}
-    assert {path.parents[2] for path in jobs.glob("*/app/config/plan.json")} == {
-        folder
-        for folder in folders
-        if not (folder / "app" / "custom" / "client.py").exists()  # FLARE's own workflow
-    }
+    plans = {path.parents[2] for path in jobs.glob("*/app/config/plan.json")}
+    flares_own = {path.parents[2] for path in jobs.glob("*/app/custom/client.py")}
+    assert plans == folders - flares_own
     assert {path.parent for path in jobs.glob("*/meta.json")} == folders
     code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}
     assert {"suture", "suture_papers"} <= code
@@ -116,15 +121,6 @@ def test_the_engine_alone_trains_on_tables(installed: Path, tmp_path: Path, env:
     # No file of the clone is on the path: -S leaves out the installation that the tests run in.
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     start = f"import sys; sys.path += {libraries!r}; from suture.cli import main; main()"
-    env_ = os.environ | {"PYTHONPATH": str(alone)}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", start, *words],
-        cwd=tmp_path,
-        env=env_,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-S", "-c", start, *words, folder=tmp_path, path=alone)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["auroc"]
     assert not (tmp_path / "run" / "report.html").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from suture.data.batch import FEATURES
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Update
 
@@ -74,46 +75,53 @@ def test_a_gradient_shows_the_image_and_a_noisy_one_does_not(
     assert noisy < 15
 
 
-@pytest.mark.complete
-def test_the_row_of_one_image_is_its_features(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, features = attacks.inversion, torch.rand(30, 40, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize(
+    ("features", "defence", "least", "most"),
+    [
+        (torch.rand(200, 40, generator=torch.Generator().manual_seed(1)), "ε 1", -1.0, 0.7),
+        (torch.eye(200), "secure aggregation", 0.48, 0.52),  # of a sum the server reads no site's features
+    ],
+)
+def test_the_row_of_one_image_is_its_features(
+    features: torch.Tensor, defence: str, least: float, most: float, attacks: Any, monkeypatch: Any
+) -> None:
+    own = attacks.inversion
     monkeypatch.setattr(own.liars, "inputs_of", lambda _: {"features": features})
-    monkeypatch.setattr(own.liars, "pool", lambda _: (None, torch.ones(30, 2), ("A", "B")))
+    monkeypatch.setattr(own.liars, "pool", lambda _: (None, torch.ones(200, 2), ("A", "B")))
     monkeypatch.setattr(own, "FEATURES", "features")
-    monkeypatch.setattr(own, "change", _with_features(own.change))
+    plain = own.change
+    monkeypatch.setattr(own, "change", lambda m, x, *rest: plain(m, {FEATURES: x["features"]}, *rest))
     assert own.feature("noise", "none", 1)["success"] == pytest.approx(1, abs=1e-5)
-    assert own.feature("noise", "ε 1", 1)["success"] < 0.7
-
-
-def _with_features(change: Any) -> Any:
-    from suture.data.batch import FEATURES
-
-    return lambda model, inputs, *rest: change(model, {FEATURES: inputs["features"]}, *rest)
+    assert least <= own.feature("noise", defence, 1)["success"] <= most
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize(
-    ("kind", "defence", "answers"),
-    [("same", "none", 1), ("moved", "limits", 4), ("new", "limits", 4), ("moved", "ε 8", 1)],
+    ("kind", "defence", "asked", "answers", "least", "most"),
+    [
+        ("same", "none", 6, 1, 0, 5),
+        ("moved", "limits", 6, 4, 0, 10),
+        ("new", "limits", 6, 4, 0, 10),
+        ("moved", "ε 8", 6, 1, 0, 8),
+        ("new", "none", 16, 16, 20, math.inf),  # without budgets the noise is averaged away
+    ],
 )
 def test_a_server_gets_few_answers_to_average(
-    kind: str, defence: str, answers: int, attacks: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    defence: str,
+    asked: int,
+    answers: int,
+    least: float,
+    most: float,
+    attacks: Any,
+    monkeypatch: Any,
 ) -> None:
     """Four answers leave half of the noise: three `reanswers`, or as many updates as max_epsilon pays for."""
-    monkeypatch.setattr(attacks.averaging, "ASKED", 6)
+    monkeypatch.setattr(attacks.averaging, "ASKED", asked)
     found = attacks.averaging.averaged(kind, defence, 1)
     assert found["answers"] == answers
     assert found["success"] == pytest.approx(1 - answers**-0.5, abs=0.02)
-    assert found["epsilon"] <= {"limits": 10, "ε 8": 8}.get(defence, 5)
-
-
-@pytest.mark.complete
-def test_without_budgets_the_noise_is_averaged_away(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attacks.averaging, "ASKED", 16)
-    found = attacks.averaging.averaged("new", "none", 1)
-    assert found["answers"] == 16
-    assert found["success"] == pytest.approx(1 - 16**-0.5, abs=0.02)
-    assert found["epsilon"] > 20
+    assert least < found["epsilon"] <= most
 
 
 def test_with_masks_the_server_has_the_mean_of_a_rows_owners_and_rows_of_two_sites_stay(attacks: Any) -> None:
@@ -133,23 +141,6 @@ def test_with_masks_the_server_has_the_mean_of_a_rows_owners_and_rows_of_two_sit
     assert [float(update.head["head.bias"][0]) for update in found] == pytest.approx([9 / 4] * 3)
 
 
-def test_of_a_sum_the_server_reads_no_sites_features(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, features = attacks.inversion, torch.eye(200)
-    monkeypatch.setattr(own.liars, "inputs_of", lambda _: {"features": features})
-    monkeypatch.setattr(own.liars, "pool", lambda _: (None, torch.ones(200, 2), ("A", "B")))
-    monkeypatch.setattr(own, "FEATURES", "features")
-    monkeypatch.setattr(own, "change", _with_features(own.change))
-    assert own.feature("noise", "none", 1)["success"] == pytest.approx(1, abs=1e-5)
-    assert own.feature("noise", "secure aggregation", 1)["success"] == pytest.approx(0.5, abs=0.02)
-
-
-def test_masks_change_nothing_for_readers_of_the_model(small: Any) -> None:
-    plain, masked = (small.run("noise", 4, defence, 1) for defence in ("none", "secure aggregation"))
-    assert np.allclose(plain.scores["reader"], masked.scores["reader"], atol=1e-4, equal_nan=True)
-    assert np.nanmean(np.abs(plain.scores["server"] - masked.scores["server"])) > 0.01
-    assert masked.bytes == 2 * plain.bytes
-
-
 def test_a_free_riders_noise_is_as_long_as_the_others_changes(attacks: Any) -> None:
     """Two others with changes of lengths 3 and 5: their mean is 4."""
     key = ("w", "")
@@ -162,18 +153,6 @@ def test_the_page_of_attacks_is_that_of_its_records(attacks: Any) -> None:
     own = attacks.table
     records = [json.loads(line) for line in own.RECORDS.read_text().splitlines()]
     assert own.page(records) == own.PAGE.read_text()
-
-
-def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
-    """Honest .9, attacked .7: half of what is above .5 is lost."""
-    honest = [{"attack": "honest", "seed": s, "auroc": 0.9} for s in (1, 2, 3)]
-    lied = [{"attack": "labels", "seed": s, "auroc": 0.7} for s in (1, 2, 3)]
-    assert attacks.table.shown(lied, honest) == "0.50 / 0.70"
-    assert attacks.table.shown(lied[:1], honest) == "0.50 / 0.70 (1)"
-    assert attacks.table.shown(honest, honest) == "0.90"
-    assert attacks.table.shown([], honest) == "–"
-    asked = [{"attack": "averaging, new", "seed": s, "success": 0.5, "answers": 4} for s in (1, 2, 3)]
-    assert attacks.table.shown(asked, []) == "0.50 [4]"
 
 
 @pytest.mark.complete

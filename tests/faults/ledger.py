@@ -4,100 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from suture.core.files import whole_lines, write_json
 
+TEXT = Path(__file__).parent / "reliability.md"
+"""The page, with the name of its case in the place of the figures of each row."""
+
+CASES = re.findall(r"^\| .* \| \{(.+)\} \|$", TEXT.read_text(), re.MULTILINE)
+
 FILE, REPEATS = "SUTURE_FAULTS", "SUTURE_FAULT_REPEATS"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row of the table."""
-
-    fault: str
-    must: str
-
-
-CASES = {
-    "job process of a site": Case(
-        "`kill -9` of a site's job process in mid-round, all sites needed",
-        "job goes on, at most one update lost, the clean run's bytes",
-    ),
-    "job process of a site, quorum": Case(
-        "the same, two of three sites needed",
-        "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
-    ),
-    "job process of a site, short grace": Case(
-        "the same in the moment after an answer, with `grace = 1`",
-        "back in the next round but one, the bytes as above",
-    ),
-    "bell": Case(
-        "`kill -9` of a site's job process while it waits for its next task, all sites needed",
-        "job goes on, no round lost, the clean run's bytes",
-    ),
-    "load": Case(
-        "a hundred rounds while twice as many processes as cores compute",
-        "no update and no round lost, nobody noted as gone, the clean run's bytes",
-    ),
-    "sending": Case(
-        "`kill -9` of a site's job process while it sends 28 MB, two of three sites needed",
-        "job goes on, at most one update lost, the bytes of a clean run in which the same sites counted",
-    ),
-    "gone": Case(
-        "`kill -9` of a whole site that nobody restarts, two of three sites needed",
-        "costs at most two deadlines; the later rounds do not wait for it",
-    ),
-    "site": Case(
-        "`kill -9` of a whole site, then restart and `suture resume`",
-        "round closes within deadline + 5 s, the site is back, bytes as above",
-    ),
-    "job process of the server": Case(
-        "`kill -9` of the server's job process, then `suture resume`",
-        "from the last committed round, at most 1 round lost, at most 90 s, the clean run's bytes",
-    ),
-    "server": Case(
-        "`kill -9` of the server, then restart and `suture resume`",
-        "from the last committed round, at most 1 round lost, at most 90 s, the clean run's bytes",
-    ),
-    "instants": Case(
-        "in one process: kill at a random instant or within a save",
-        "at most 1 round lost, the clean run's bytes",
-    ),
-    "instants, processes": Case(
-        "kill of the server's job process at a random instant, then `suture resume`",
-        "at most 1 round lost, at most 90 s, the clean run's bytes",
-    ),
-    "stopped": Case(
-        "a site stopped (`SIGSTOP`) until a round no longer waits for it",
-        "costs at most two deadlines, back within 30 s, bytes as above",
-    ),
-    "network": Case(
-        "a site's connection delayed by 200 ms, stalled for 30 s, reset five times",
-        "no update counted twice, job completes, the clean run's bytes",
-    ),
-    "secure aggregation": Case(
-        "in one process: kill of server, site or both before and after each step of secure aggregation",
-        "new keys, the plain model to 1e-6, no key, seed or share in a file",
-    ),
-    "disk full": Case(
-        "in one process: a full or read-only disk at the server, at a site",
-        "old model intact; says so; continues",
-    ),
-    "corrupt": Case(
-        "in one process: a truncated or bit-flipped state of the server, of a site",
-        "the round before and the best of its time; at the server the clean run's bytes",
-    ),
-    "hostile": Case(
-        "in one process: hostile updates of one site",
-        "rejected with site and reason; the bytes without that site",
-    ),
-    "drop-out": Case(
-        "in one process: 10 sites, 10 % and 30 % random drop-out per round", "completes; twice the same bytes"
-    ),
-}
 
 
 @dataclass(frozen=True)

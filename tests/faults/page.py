@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ledger import CASES
+from ledger import CASES, TEXT
 
 from suture.core.files import atomic_write
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "reliability.md"
-
-TEXT = Path(__file__).parent / "reliability.md"
 
 
 def largest(found: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -30,31 +28,23 @@ def most(found: Sequence[Mapping[str, Any]], key: str) -> str:
     return str(max(values)) if values else "–"
 
 
-def row(name: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """A case as a line of the table."""
-    case, models = CASES[name], sorted({str(one["model"]) for one in found})
+def cells(found: Sequence[Mapping[str, Any]]) -> str:
+    """The figures of a case; of one without a try, that there is none."""
+    if not found:
+        return "0 | – | – | – | – | –"
+    models = sorted({str(one["model"]) for one in found})
     model = f"`{models[0][:8]}`" if len(models) == 1 else f"{len(models)} different, each as it must be"
-    model = "–" if models == ["None"] else model  # compared by the test, not by its hash
-    cells = [
-        *(case.fault, case.must, str(len(found))),
-        *(most(found, key) for key in ("rounds_lost", "updates_lost")),
-        *(largest(found, key) for key in ("detect", "recover")),
-        model,
-    ]
-    return f"| {' | '.join(cells)} |\n"
+    lost = [most(found, key) for key in ("rounds_lost", "updates_lost")]
+    times = [largest(found, key) for key in ("detect", "recover")]
+    # A model that the test compares, not its hash, has none.
+    return " | ".join([str(len(found)), *lost, *times, "–" if models == ["None"] else model])
 
 
 def main(path: Path) -> None:
-    """Writes the page; a case without a try is named as such."""
+    """Writes the page."""
     found = json.loads(path.read_text())
-    rows = [
-        row(name, list(found[name].values()))
-        if name in found
-        else f"| {case.fault} | {case.must} | 0 |||||\n"
-        for name, case in CASES.items()
-    ]
-    text = TEXT.read_text().format(cores=os.cpu_count(), rows="".join(rows))
-    atomic_write(PAGE, text.encode())
+    filled = {name: cells(list(found.get(name, {}).values())) for name in CASES}
+    atomic_write(PAGE, TEXT.read_text().format_map({"cores": os.cpu_count(), **filled}).encode())
 
 
 if __name__ == "__main__":

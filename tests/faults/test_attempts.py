@@ -107,7 +107,16 @@ def files_with(folder: Path, secrets: set[bytes]) -> Iterator[Path]:
             yield path
 
 
-def kill_and_go_on(kill: tuple[str, str, str], tiny: Any) -> Found:
+@pytest.mark.complete
+@pytest.mark.case("secure aggregation")
+@pytest.mark.parametrize(
+    "kill",
+    [
+        pytest.param(kill, id="-".join(kill), marks=[] if kill in QUICK else pytest.mark.faults)
+        for kill in KILLS
+    ],
+)
+def test_a_kill_costs_an_attempt_and_no_secret(kill: tuple[str, str, str], tiny: Any, note: Any) -> None:
     federation = tiny(METHOD, SITES, n=10, rounds=2, selection="last")
     if not PLAIN:
         model = federation.run("plain").model
@@ -142,18 +151,4 @@ def kill_and_go_on(kill: tuple[str, str, str], tiny: Any) -> Found:
     assert updates
     kept = {path for path in files_with(folder, updates) if "sites" not in path.relative_to(folder).parts}
     assert not kept
-    return Found(rounds_lost=None)
-
-
-@pytest.mark.complete
-@pytest.mark.case("secure aggregation")
-@pytest.mark.parametrize("kill", QUICK, ids="-".join)
-def test_a_kill_costs_an_attempt_and_no_secret(kill: tuple[str, str, str], tiny: Any, note: Any) -> None:
-    note(kill_and_go_on(kill, tiny))
-
-
-@pytest.mark.faults
-@pytest.mark.case("secure aggregation")
-@pytest.mark.parametrize("kill", [kill for kill in KILLS if kill not in QUICK], ids="-".join)
-def test_a_kill_at_each_other_step(kill: tuple[str, str, str], tiny: Any, note: Any) -> None:
-    note(kill_and_go_on(kill, tiny))
+    note(Found(rounds_lost=None))

@@ -78,6 +78,20 @@ class Trial:
         self.hit, self._before = time.monotonic(), self.poc.committed(self.name)
         self._events = len(self.poc.lines(self.name, "events.jsonl"))
 
+    def kill_job_process(self, party: str) -> psutil.Process:
+        """kill -9 of the process in which a party runs the job."""
+        process = self.poc.job_process(party, self.id)
+        assert process
+        self.poc.kill(process)
+        self.strike()
+        return process
+
+    def kill_site(self, site: str) -> None:
+        """kill -9 of a site and all its processes."""
+        for process in tree(self.poc.process(site)):
+            self.poc.kill(process)
+        self.strike()
+
     def since(self) -> float:
         return time.monotonic() - self.hit
 
@@ -124,24 +138,24 @@ class Trial:
         return Found(len(missing), again, detect, recover, found)
 
 
-@pytest.mark.case("job process of a site")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param((), marks=pytest.mark.case("job process of a site")),
+        pytest.param(("min_sites=2", "grace=60"), marks=pytest.mark.case("job process of a site, quorum")),
+    ],
+    ids=["all", "quorum"],
+)
 def test_a_sites_job_process_is_killed(
-    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+    settings: tuple[str, ...], attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
 ) -> None:
-    trial = Trial(poc, "job-process", small_job())
-    found = _kill_job_process(trial, tmp_path, hashes)
+    trial = Trial(poc, "job-process", small_job(*settings))
+    poc.in_round(trial.name, 2)
+    killed = trial.kill_job_process("harbor")
+    detect = trial.restarted("harbor", killed)
+    found = trial.end(tmp_path, hashes, detect, trial.recovered())
     assert found.updates_lost <= 1
-    assert found.rounds_lost == 0
-    note(found)
-
-
-@pytest.mark.case("job process of a site, quorum")
-def test_a_sites_job_process_is_killed_and_others_suffice(
-    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
-) -> None:
-    trial = Trial(poc, "quorum", small_job("min_sites=2", "grace=60", "rounds=6"))
-    found = _kill_job_process(trial, tmp_path, hashes)
-    assert found.updates_lost <= 1
+    assert settings or found.rounds_lost == 0
     note(found)
 
 
@@ -154,24 +168,10 @@ def test_a_site_killed_after_its_answer_is_back_in_the_next_round_but_one(
     poc.in_round(trial.name, 3)
     until(lambda: "harbor" in poc.answered(trial.name), 60, "the answer of harbor")
     time.sleep(0.05)
-    process = poc.job_process("harbor", trial.id)
-    assert process
-    poc.kill(process)
-    trial.strike()
+    trial.kill_job_process("harbor")
     found = trial.end(tmp_path, hashes, None, trial.recovered())
     assert found.updates_lost <= 1
     note(found)
-
-
-def _kill_job_process(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> Found:
-    poc = trial.poc
-    poc.in_round(trial.name, 2)
-    process = poc.job_process("harbor", trial.id)
-    assert process
-    poc.kill(process)
-    trial.strike()
-    detect = trial.restarted("harbor", process)
-    return trial.end(tmp_path, hashes, detect, trial.recovered())
 
 
 @pytest.mark.case("bell")
@@ -181,17 +181,14 @@ def test_a_site_is_killed_while_it_waits_for_the_bell(
     """The round waits for a stopped site, and harbor, whose answer is in, for the bell of its next task."""
     trial = Trial(poc, "bell", small_job())
     poc.in_round(trial.name, 2)
-    slow, waiting = (poc.job_process(name, trial.id) for name in ("lakeside", "harbor"))
+    slow = poc.job_process("lakeside", trial.id)
     assert slow
-    assert waiting
     slow.suspend()
     try:
         until(lambda: "harbor" in poc.answered(trial.name), 60, "the answer of harbor")
         time.sleep(1)
         assert poc.answered(trial.name) <= {"harbor", "northfield"}
-        poc.kill(waiting)
-        trial.strike()
-        detect = trial.restarted("harbor", waiting)
+        detect = trial.restarted("harbor", trial.kill_job_process("harbor"))
     finally:
         slow.resume()
     found = trial.end(tmp_path, hashes, detect, trial.recovered())
@@ -230,20 +227,17 @@ def test_a_sites_job_process_is_killed_while_it_sends_tensors(
         small_job("min_sites=2", "grace=60", "rounds=4", "model.hidden=2300", "model.projection=600"),
     )
     poc.in_round(trial.name, 2)
-    process = poc.job_process(PROXIED, trial.id)
-    assert process
     before = poc.proxy.sent
     try:
         poc.proxy.delay = SLOW
         until(lambda: poc.proxy.sent - before > SOME, 120, "the transfer")
-        poc.kill(process)
-        trial.strike()
+        killed = trial.kill_job_process(PROXIED)
         time.sleep(1)
         part = poc.proxy.sent - before
     finally:
         poc.proxy.delay = 0.0
     assert part < MODEL, "the whole answer had been sent"
-    detect = trial.restarted(PROXIED, process)
+    detect = trial.restarted(PROXIED, killed)
     found = trial.end(tmp_path, hashes, detect, trial.recovered())
     assert found.updates_lost <= 1
     assert not list(poc.root.rglob("ERRORLOG*")), "a site's log is at the server"
@@ -254,9 +248,7 @@ def test_a_sites_job_process_is_killed_while_it_sends_tensors(
 def test_a_site_that_is_gone_costs_two_deadlines_and_no_more(attempt: int, poc: Poc, note: Any) -> None:
     trial = Trial(poc, "gone", small_job(*QUORUM))
     poc.in_round(trial.name, 2)
-    for process in tree(poc.process("harbor")):
-        poc.kill(process)
-    trial.strike()
+    trial.kill_site("harbor")
     recover = trial.recovered()
     poc.finished(trial.name)
     history = poc.lines(trial.name, "history.jsonl")
@@ -275,9 +267,7 @@ def test_a_whole_site_is_killed_and_comes_back(
 ) -> None:
     trial = Trial(poc, "site", small_job(*QUORUM))
     poc.in_round(trial.name, 2)
-    for process in tree(poc.process("harbor")):
-        poc.kill(process)
-    trial.strike()
+    trial.kill_site("harbor")
     recover = trial.recovered()
     assert recover <= trial.job.round_timeout + 5
     poc.heal()
@@ -292,27 +282,29 @@ def test_a_whole_site_is_killed_and_comes_back(
     note(found)
 
 
-@pytest.mark.case("job process of the server")
+@pytest.mark.parametrize(
+    "random_instant",
+    [
+        pytest.param(False, marks=pytest.mark.case("job process of the server")),
+        pytest.param(True, marks=pytest.mark.case("instants, processes")),
+    ],
+)
 def test_the_servers_job_process_is_killed(
-    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
+    random_instant: bool, attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
 ) -> None:
     trial = Trial(poc, "server-job", small_job())
-    poc.in_round(trial.name, 3)
-    found = _kill_server_job(trial, tmp_path, hashes)
-    assert found.rounds_lost <= 1
-    note(found)
-
-
-def _kill_server_job(trial: Trial, tmp_path: Path, hashes: dict[str, str]) -> Found:
-    poc = trial.poc
-    poc.kill(poc.job_process("server", trial.id))
-    trial.strike()
+    draw = random.Random(attempt)
+    poc.in_round(trial.name, draw.randrange(2, 6) if random_instant else 3)
+    time.sleep(draw.uniform(0, 3) if random_instant else 0)
+    trial.kill_job_process("server")
     until(lambda: poc.status(trial.id).startswith("FINISHED"), 60, "FLARE notices")
     detect = trial.since()
     trial.resume()
     recover = trial.recovered()
     assert recover <= MOST_SECONDS
-    return trial.end(tmp_path, hashes, detect, recover)
+    found = trial.end(tmp_path, hashes, detect, recover)
+    assert found.rounds_lost <= 1
+    note(found)
 
 
 @pytest.mark.case("server")
@@ -333,19 +325,6 @@ def test_the_server_is_killed(
     assert recover <= MOST_SECONDS
     found = trial.end(tmp_path, hashes, detect, recover)
     assert not psutil.pid_exists(job.pid), "the job process of the killed server still lives"
-    assert found.rounds_lost <= 1
-    note(found)
-
-
-@pytest.mark.case("instants, processes")
-def test_the_servers_job_process_is_killed_at_a_random_instant(
-    attempt: int, poc: Poc, hashes: dict[str, str], tmp_path: Path, note: Any
-) -> None:
-    trial = Trial(poc, "instant", small_job())
-    draw = random.Random(attempt)
-    poc.in_round(trial.name, draw.randrange(2, 6))
-    time.sleep(draw.uniform(0, 3))
-    found = _kill_server_job(trial, tmp_path, hashes)
     assert found.rounds_lost <= 1
     note(found)
 

@@ -1,8 +1,9 @@
-"""The statistics of a study, by hand and beside other programs."""
+"""The statistics of studies and claims, and the draws of test patients: by hand and beside other programs."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from suture.core.errors import DataError
-from suture.learning.metrics import auroc
+from suture.learning.metrics import auroc, bootstrap_mean
+from suture_papers.tables.claims import average, decision, verdict
+from suture_papers.tables.resampling import DRAWS, TestScores, draw, weighted_ap
 from suture_papers.tables.statistics import (
     clustered_delong,
     corrected_resampled,
@@ -21,8 +24,12 @@ from suture_papers.tables.statistics import (
     over_studies,
     two_level,
 )
+from world import refused
 
 FIVE = [0.02, 0.03, 0.01, 0.025, 0.02]
+
+
+# Differences of runs
 
 
 def test_the_corrected_test_by_hand() -> None:
@@ -53,13 +60,6 @@ def test_what_can_be_detected() -> None:
     assert detectable(1.0, 100_000) == pytest.approx(2.8016, abs=1e-3)
     assert detectable(1.0, 9) / math.sqrt(10) == pytest.approx(0.996, abs=1e-3)
     assert detectable(0.5, 9) == pytest.approx(detectable(1.0, 9) / 2)
-
-
-def test_power_is_what_was_asked_for() -> None:
-    """Of 4,000 draws of ten differences with the detectable mean, 80 % are significant."""
-    shift = detectable(1 / math.sqrt(10), 9)
-    draws = np.random.default_rng(1).normal(shift, 1, (4000, 10))
-    assert np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.02)
 
 
 def test_holm_by_hand() -> None:
@@ -97,28 +97,6 @@ def test_the_bootstrap_has_both_levels() -> None:
     assert reach["both"] == pytest.approx(unit * math.sqrt(2), rel=0.1)
     for few in (np.empty((0, 5)), patients[:2], patients[:9]):
         assert all(math.isnan(bound) for bound in two_level(few))
-
-
-@pytest.mark.complete
-def test_the_bootstrap_covers_where_test_sets_of_seeds_share_patients() -> None:
-    """Ten seeds, each with a fifth of the same 200 patients: drawn for each seed anew, 95 % were 86 %."""
-    rng, found = np.random.default_rng(4), 0
-    for repeat in range(300):
-        patients, often = rng.normal(size=200), rng.poisson(1.0, (200, 100))
-        tests = [rng.permutation(200)[:40] for _ in range(10)]
-        draws = [patients[own] @ often[own] / often[own].sum(axis=0) for own in tests]
-        low, high = two_level(draws, n=500, seed=repeat)
-        found += low < 0 < high
-    assert 0.93 < found / 300 < 0.995
-
-
-@pytest.mark.complete
-def test_the_corrected_interval_covers_there_too() -> None:
-    rng = np.random.default_rng(5)
-    patients = rng.normal(size=(1000, 200))
-    values = [[rng.permutation(of)[:40].mean() for _ in range(10)] for of in patients]
-    bounds = [corrected_resampled(of, test=40, train=140) for of in values]
-    assert np.mean([one.low < 0 < one.high for one in bounds]) == pytest.approx(0.95, abs=0.02)
 
 
 def test_what_no_seed_or_no_draw_defines_is_left_out() -> None:
@@ -212,42 +190,179 @@ def test_delong_by_hand() -> None:
     assert (found.high - found.low) / 2 == pytest.approx(1.959964 * math.sqrt(1 / 8))
 
 
-def test_a_copy_of_each_image_changes_no_clustered_interval_but_an_unclustered_one() -> None:
-    rng = np.random.default_rng(5)
-    y = (rng.random(40) < 0.4).astype(float)
-    a, b = (rng.normal(size=40) + k * y for k in (1.0, 0.4))
-    twice = [np.concatenate([one, one]) for one in (y, a, b)]
-    people = [str(i) for i in range(40)]
-    single, copied, naive = (
-        clustered_delong(y, a, b),
-        clustered_delong(*twice, people * 2),
-        clustered_delong(*twice),
-    )
-    assert copied.p == pytest.approx(single.p)
-    assert naive.p < single.p
-
-
-@pytest.mark.parametrize("images", [1, 3])
-def test_delong_rejects_equal_models_once_in_twenty(images: int) -> None:
-    """60 patients, whose images share both score and noise: models of the same quality."""
-    rng, rejected = np.random.default_rng(images), []
-    patient = np.repeat(np.arange(60), images)
-    for _ in range(400):
-        y = np.repeat(rng.random(60) < 0.4, images).astype(float)
-        both = [rng.normal(size=60)[patient] + rng.normal(size=len(y)) + y for _ in range(2)]
-        rejected.append(clustered_delong(y, *both, list(map(str, patient))).p < 0.05)
-    assert np.mean(rejected) == pytest.approx(0.05, abs=0.03)
-
-
 def test_delong_leaves_unknown_labels_out_and_needs_two_patients_of_each_kind() -> None:
     known = clustered_delong([1, 1, 0, 0], [0.9, 0.4, 0.5, 0.1], [0.9, 0.8, 0.2, 0.1])
     more = clustered_delong(
         [1, 1, math.nan, 0, 0], [0.9, 0.4, 0.7, 0.5, 0.1], [0.9, 0.8, 0.3, 0.2, 0.1], list("abcde")
     )
     assert more == known
-    with pytest.raises(DataError, match="two patients with the class"):
+    with refused("two patients", by=DataError):
         clustered_delong([1, 1, 0, 0], [0.9, 0.4, 0.5, 0.1], [0.9, 0.8, 0.2, 0.1], list("aabc"))
-    with pytest.raises(DataError, match="two patients with the class"):
+    with refused("two patients", by=DataError):
         clustered_delong([1, 1], [0.9, 0.4], [0.9, 0.8])
-    with pytest.raises(DataError, match="not finite"):
+    with refused("finite", by=DataError):
         clustered_delong([1, 0], [math.nan, 0.4], [0.9, 0.8])
+
+
+# Claims
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "more", "equal"),
+    [
+        (0.011, 0.05, "confirmed", "refuted"),
+        (0.010, 0.05, "open", "open"),
+        (-0.010, 0.010, "equivalent", "confirmed"),
+        (-0.008, -0.002, "equivalent", "confirmed"),  # too small to matter
+        (-0.030, -0.002, "refuted", "open"),
+        (-0.030, -0.011, "refuted", "refuted"),
+        (-0.030, 0.0, "open", "open"),
+        (-0.030, 0.030, "open", "open"),
+    ],
+)
+def test_each_verdict_by_hand(low: float, high: float, more: str, equal: str) -> None:
+    assert verdict(low, high, 0.01, "more") == more
+    assert verdict(low, high, 0.01, "equal") == equal
+
+
+@given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 0.2))
+def test_a_wider_interval_never_decides_what_a_narrower_one_leaves_open(
+    middle: float, half: float, margin: float
+) -> None:
+    for expects in ("more", "equal"):
+        if verdict(middle - half, middle + half, margin, expects) == "open":
+            continue
+        narrow = verdict(middle - half / 2, middle + half / 2, margin, expects)
+        assert narrow != "open"
+
+
+def test_three_differences_by_hand() -> None:
+    """.02, .03, .04: mean .03, SD .01; t(.975, 2) = 4.302653: half the interval is 4.302653 x .01 / sqrt(3).
+
+    The noncentral t of 2 degrees that exceeds 4.302653 with probability .8 has 5.6535: x .01 / sqrt(3).
+    Half a SD is found four times in five with 34 pairs.
+    """
+    found = decision([0.02, 0.03, 0.04], 0.005, "more")
+    assert (found.low, found.high) == pytest.approx((0.005159, 0.054841), abs=1e-6)
+    assert found.detectable == pytest.approx(0.032640, abs=1e-6)
+    assert (found.pairs, found.needed, found.verdict) == (3, 34, "confirmed")
+    assert decision([0.02, 0.03, 0.04], 0.006, "more").verdict == "open"
+    assert decision([0.02, 0.03, 0.04], 0.06, "more").verdict == "equivalent"
+    assert decision([-0.02, -0.03, -0.04], 0.005, "more").verdict == "refuted"
+
+
+def test_overlapping_splits_widen_the_interval() -> None:
+    """30 tested on over 70 trained on: SD sqrt(1/3 + 3/7) = .0087287, times 4.302653."""
+    found = decision([0.02, 0.03, 0.04], 0.005, "more", tested=30 / 70)
+    assert found.high - found.difference == pytest.approx(0.0375563, abs=1e-6)
+    assert (found.needed, found.verdict) == (None, "open")
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
+def test_few_runs_decide_nothing(values: list[float]) -> None:
+    found = decision(values, 0.01, "more")
+    assert (found.verdict, found.pairs) == ("open", len(values))
+    assert math.isnan(found.low)
+
+
+def test_equal_differences_have_no_power_to_tell_of() -> None:
+    found = decision([0.5, 0.5, 0.5], 0.01, "more")
+    assert (found.low, found.high, found.verdict) == (0.5, 0.5, "confirmed")
+    assert math.isnan(found.detectable)
+
+
+def test_studies_are_averaged_over_the_pairs_that_all_have() -> None:
+    a = {("None", 1, 0): 0.1, ("None", 1, 1): 0.2, ("None", 1, 2): 0.3}
+    b = {("None", 1, 0): 0.3, ("None", 1, 2): 0.5}
+    assert average([a, b]) == pytest.approx([0.2, 0.4])
+    assert average([a, {}]) == []
+
+
+# Draws
+
+
+def test_average_precision_by_hand() -> None:
+    """Positives at ranks 1 and 3 of 4: (1/1 + 2/3) / 2; two draws of the second positive: 1/3 + 2/3 x 3/4."""
+    truth, score = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
+    weights = np.array([[1.0, 1, 1, 1], [1, 1, 2, 1], [0, 1, 0, 1]])
+    assert weighted_ap(weights, truth, score)[:2] == pytest.approx([5 / 6, 1 / 3 + 2 / 3 * 3 / 4])
+    assert math.isnan(weighted_ap(weights, truth, score)[2])
+
+
+@pytest.mark.complete
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=20).filter(
+        lambda rows: any(y and w for y, _, w in rows)
+    )
+)
+def test_it_is_that_of_scikit_learn(rows: list[tuple[bool, int, int]]) -> None:
+    from sklearn.metrics import average_precision_score
+
+    truth, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    known = average_precision_score(truth, score, sample_weight=weight.astype(float))
+    assert weighted_ap(weight[None].astype(float), truth, score.astype(float))[0] == pytest.approx(known)
+
+
+def scores(seed: int = 0, n: int = 60) -> TestScores:
+    rng = np.random.default_rng(seed)
+    y = (rng.random((n, 3)) < 0.4).astype(float)
+    patients = tuple(str(i // 2) for i in range(n))
+    return TestScores(y, ("A", "B", "C"), "multilabel", patients, (rng.normal(size=(n, 3)) + y,))
+
+
+def test_the_spread_of_the_draws_is_that_of_the_bootstrap_over_patients() -> None:
+    of = scores()
+    found = draw(of, "auroc", draws=2000)
+    assert len(draw(of, "auroc")["draws"]) == DRAWS
+    interval = bootstrap_mean(of.y, of.scores[0], of.patients, n=2000)
+    assert np.quantile(found["draws"], [0.025, 0.975]) == pytest.approx(interval, abs=0.01)
+
+
+def test_rows_with_one_test_set_have_the_same_draws() -> None:
+    """A model that scores as another plus a constant has the same AUROC in every draw, not in others'."""
+    of = scores()
+    same, others = replace(of, scores=(of.scores[0] + 7,)), tuple(f"other {name}" for name in of.patients)
+    assert draw(of, "auroc") == draw(same, "auroc")
+    assert draw(of, "auroc")["draws"] != draw(replace(of, patients=others), "auroc")["draws"]
+
+
+def test_a_patient_is_drawn_as_often_in_the_test_set_of_another_seed() -> None:
+    """Whose order and other patients are different: those whom both have give the same draws."""
+    of = scores()
+    order = np.random.default_rng(1).permutation(len(of.y))
+    turned = replace(
+        of, y=of.y[order], scores=(of.scores[0][order],), patients=tuple(of.patients[i] for i in order)
+    )
+    assert draw(of, "auroc") == draw(turned, "auroc")
+    unknown = replace(of, y=np.concatenate([of.y, np.full((4, 3), math.nan)]))
+    more = replace(
+        unknown,
+        scores=(np.concatenate([of.scores[0], np.zeros((4, 3))]),),
+        patients=(*of.patients, *"wxyz"),
+    )
+    assert draw(of, "auroc") == draw(more, "auroc")
+
+
+def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
+    of = scores()
+    first, second = of.scores[0].copy(), -of.scores[0]
+    first[:, 0] = math.nan  # only the second model knows A
+    both = replace(of, scores=(first, second))
+    a = 1 - draw(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc")["value"]
+    # Of B and C the two models have areas that add up to 1.
+    assert draw(both, "auroc")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
+    neither = replace(of, scores=(first,))
+    assert draw(neither, "auroc")["value"] is None
+    assert set(draw(neither, "auroc")["draws"]) == {None}
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_only() -> None:
+    from sklearn.metrics import balanced_accuracy_score
+
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 3, 60)
+    of = replace(scores(), y=np.eye(3)[truth], label_type="multiclass")
+    known = balanced_accuracy_score(truth, of.scores[0].argmax(axis=1))
+    assert draw(of, "balanced_accuracy")["value"] == pytest.approx(known, abs=1e-6)
+    with refused("multiclass", by=DataError):
+        draw(scores(), "balanced_accuracy")
