@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 from click.testing import Result
 from PIL import Image
-from rich.console import Console
 from typer.testing import CliRunner
 
 from dicom_files import dicom
@@ -29,7 +28,7 @@ from suture.core.errors import ConfigError, DataError, DiskError
 from suture.data.decoding import Opened, Pixels
 from suture.learning.samples import load_samples
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
-from suture_results import commands, prediction
+from suture_results import prediction
 from suture_results.decided_predictions import decider, read_decisions, with_decisions
 from suture_results.prediction import DIGEST, open_model, predict_to_csv
 from suture_results.saved_models import Evaluated, GroupFigures, write_scores
@@ -266,17 +265,6 @@ def test_an_output_that_cannot_be_written_is_known_before_anything_is_computed(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with refused("out.csv", by=DiskError):
         predict_to_csv(model, folder, tmp_path / "out.csv")
-
-
-def test_progress_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with commands._progress() as progress:
-        assert progress is None
-    shown = io.StringIO()
-    monkeypatch.setattr(commands, "console", Console(file=shown, force_terminal=True, width=80))
-    with commands._progress() as progress:
-        assert progress is not None
-        progress(3, 10)
-    assert "3/10" in shown.getvalue()
 
 
 def test_a_dicom_of_another_modality_has_no_probability(model: Path, tmp_path: Path) -> None:

@@ -202,15 +202,6 @@ def test_a_run_ends_with_the_figures_of_its_model(trained: Trained) -> None:
 
 
 @pytest.mark.complete
-def test_a_table_without_splits_is_used_whole_and_one_with_splits_for_its_test_images(
-    trained: Trained, external: Path
-) -> None:
-    assert len(api.evaluate(trained.run, external).patients) == 60
-    assert len(api.evaluate(trained.run, trained.study / "gamma").patients) == 12
-    assert len(api.evaluate(trained.run, trained.study / "gamma", "all").patients) == 60
-
-
-@pytest.mark.complete
 def test_patients_are_scored_by_their_images(trained: Trained, external: Path) -> None:
     images = api.evaluate(trained.run, external)
     column = images.labels.index("Fibrosis")
@@ -221,17 +212,6 @@ def test_patients_are_scored_by_their_images(trained: Trained, external: Path) -
         assert len(found.patients) == 30
         assert found.classes["Fibrosis"].auroc == pytest.approx(auroc(by["y"], by["p"]), abs=1e-6)
         assert found.classes["Fibrosis"].positives == int(by["y"].sum())
-
-
-def test_scores_and_predictions_name_images_and_patients_alike(
-    trained: Trained, external: Path, tmp_path: Path
-) -> None:
-    suture("evaluate", trained.run, external, "--scores", tmp_path / "scores.csv")
-    suture("predict", trained.run / "model", external, "-o", tmp_path / "predicted.csv")
-    scores, predicted = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("scores", "predicted"))
-    both = scores.merge(predicted, on=["image", "patient"], validate="one_to_one")
-    assert len(both) == 60
-    assert np.allclose(both["Fibrosis_x"], both["Fibrosis_y"], atol=2e-6)
 
 
 @pytest.mark.complete
