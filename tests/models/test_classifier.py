@@ -164,7 +164,7 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
         ({}, "'Hernia'"),
         ({"Hernia": torch.ones(4)}, "model.neck"),
         ({"Hernia": torch.zeros(128)}, "'Hernia'"),
-        ({"Hernia": torch.full((128,), torch.nan)}, "finite"),
+        ({"Hernia": torch.full((128,), torch.nan)}, "'Hernia'"),
         ({"Hernia": torch.ones(128).to(torch.float8_e5m2)}, "float8"),
         (b"no tensors", "names.safetensors"),
     ],
@@ -360,5 +360,5 @@ def test_another_embedding_or_width_is_refused(tmp_path: Path) -> None:
     transformers.ConvNextModel(config).save_pretrained(tmp_path / "images")
     preprocessing = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (tmp_path / "images" / "preprocessor_config.json").write_text(json.dumps(preprocessing))
-    with refused("images", by=ConfigError):
+    with refused(tmp_path / "images", by=ConfigError):
         document_inputs(replace(VECTORS, embedding=str(tmp_path / "images"), vector=8), ["ab"])

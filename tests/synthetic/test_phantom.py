@@ -57,12 +57,6 @@ def test_scanners_differ_and_shift_zero_makes_them_one() -> None:
     assert HOSPITALS[1].scanner.between(1) == HOSPITALS[1].scanner
 
 
-def test_some_labels_are_known_to_all_some_to_two_and_some_to_one() -> None:
-    owners = {label: sum(label in h.labels for h in HOSPITALS) for label in FINDINGS}
-    assert set(owners.values()) == {1, 2, 3}
-    assert all(any(owners[label] == 1 for label in hospital.labels) for hospital in HOSPITALS)
-
-
 def test_sites_are_written_as_hospitals_have_them_and_again_only_where_the_spec_differs(
     tmp_path: Path,
 ) -> None:

@@ -106,7 +106,7 @@ def test_another_key_and_a_changed_signature_are_refused(model: Path, tmp_path: 
     private, public = keys(tmp_path, "ours")
     rsa_private, rsa_public = keys(tmp_path, "rsa", rsa_key=True)
     sign(model, private)
-    with refused("theirs.pub", "another key", by=DataError):
+    with refused("theirs.pub", by=DataError):
         verify(model, keys(tmp_path, "theirs")[1])
     for call, key in (
         (sign, rsa_private),
@@ -122,7 +122,7 @@ def test_another_key_and_a_changed_signature_are_refused(model: Path, tmp_path: 
     signed = content["dsseEnvelope"]["signatures"][0]
     signed["sig"] = f"AAAA{signed['sig'][4:]}"
     (model / "model.sig").write_text(json.dumps(content))
-    with refused("model.sig", "damaged", by=DataError):
+    with refused("ours.pub", "model.sig", by=DataError):
         verify(model, public)
 
 
