@@ -273,8 +273,12 @@ def test_a_tensor_that_cannot_be_copied_is_refused_by_name(kind: str, tmp_path: 
     torch.save(state | {"pos_embed": UNUSABLE[kind](state["pos_embed"])}, tmp_path / "a.pth")
     with refused("a.pth", "pos_embed", by=ConfigError):  # which timm resamples before
         built("timm:test_vit", 64, tmp_path / "a.pth")
-    torch.save(state | {"head.bias": torch.full((5,), torch.nan)}, tmp_path / "a.pth")  # it is not taken
-    built("timm:test_vit", 64, tmp_path / "a.pth")
+
+
+def test_what_the_network_does_not_take_may_be_not_finite(tmp_path: Path) -> None:
+    state = timm_network().state_dict()
+    torch.save(state | {"head.bias": torch.full((5,), torch.nan)}, tmp_path / "a.pth")
+    assert built("timm:test_vit", 64, tmp_path / "a.pth")({"image": images()}).isfinite().all()
 
 
 @pytest.mark.complete

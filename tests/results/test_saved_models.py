@@ -125,6 +125,7 @@ def test_two_models_are_compared_on_the_classes_that_both_know(
     assert "Nodule" in suture("compare", model, other, data["north"])
 
 
+@pytest.mark.complete
 def test_a_threshold_comes_from_the_data_set_that_can_give_it(
     model: Path, data: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_saved_models_compute_where_the_environment_says(monkeypatch: pytest.Mon
             suture(*words)
 
 
+@pytest.mark.complete
 def test_a_run_ends_with_the_figures_of_its_model(trained: Trained) -> None:
     results = api.open_results(trained.run)
     for site, figures in results.metrics.sites.items():
