@@ -78,22 +78,13 @@ def run_record() -> dict[str, Any]:
         "selected_round": 6,
         "selection": "site_loss",
         "egress": [
-            {
-                "field": "shared",
-                "shape": "backbone: 362 tensors, 6.95 M values",
-                "why": "the merged backbone",
-            },
-            {
-                "field": "head",
-                "shape": "[own classes, 1024 + 1]",
-                "why": "rows of the classes the site knows",
-            },
-            {"field": "weight", "shape": "scalar", "why": "the site's weight in the mean"},
-            {
-                "field": "metrics",
-                "shape": "loss, AUROC and counts per class",
-                "why": "selection and this report",
-            },
+            {"field": field, "shape": shape, "why": why}
+            for field, shape, why in (
+                ("shared", "backbone: 362 tensors, 6.95 M values", "the merged backbone"),
+                ("head", "[own classes, 1024 + 1]", "rows of the classes the site knows"),
+                ("weight", "scalar", "the site's weight in the mean"),
+                ("metrics", "loss, AUROC and counts per class", "selection and this report"),
+            )
         ],
     }
 

@@ -1,9 +1,8 @@
-"""Encoders of a file or folder: transformers, torchxrayvision, MONAI bundles."""
+"""Encoders of images in a file or folder: transformers, torchxrayvision, MONAI bundles."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sentence_folder import changed
+from small_models import built_model
 from suture.core.errors import ConfigError
-from suture.core.labels import LabelSet
-from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
+from suture.models import ModelSpec, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
 from suture.models.saved import load_model, load_spec, save_model
 from suture_encoders.transformers_folder import resample
+from world import refused
 
-LABELS = LabelSet(("Edema", "Mass"))
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -29,49 +29,51 @@ SMALL = {
     "patch_size": 8,
 }
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "vit": ("ViT", {**SMALL, "intermediate_size": 32}, {"add_pooling_layer": False}),
+    "dinov2": ("Dinov2", SMALL, {}),
+    "dinov2_with_registers": ("Dinov2WithRegisters", SMALL, {}),
+    "convnext": ("ConvNext", STAGES, {}),
+    "convnextv2": ("ConvNextV2", STAGES, {}),
+    "swin": ("Swin", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}, {}),
+    "resnet": (
+        "ResNet",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+        {},
+    ),
+}
 
 
-def folder_of(path: Path, network: nn.Module, **preprocessing: Any) -> Path:
-    """A folder that transformers has saved, with its preprocessing."""
-    network.save_pretrained(path)
-    found = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.1], "size": {"height": 32, "width": 32}}
-    (path / "preprocessor_config.json").write_text(json.dumps(found | preprocessing))
-    return path
-
-
-def made(kind: str) -> nn.Module:
+def made(kind: str) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    if kind == "vit":
-        config = transformers.ViTConfig(**SMALL, intermediate_size=32)
-        return transformers.ViTModel(config, add_pooling_layer=False).eval()
-    if kind == "dinov2":
-        return transformers.Dinov2Model(transformers.Dinov2Config(**SMALL)).eval()
-    if kind == "dinov2_with_registers":
-        return transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**SMALL)).eval()
-    if kind == "convnext":
-        return transformers.ConvNextModel(transformers.ConvNextConfig(**STAGES)).eval()
-    if kind == "convnextv2":
-        return transformers.ConvNextV2Model(transformers.ConvNextV2Config(**STAGES)).eval()
-    if kind == "swin":
-        config = transformers.SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
-        return transformers.SwinModel(config).eval()
-    config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic"
-    )
-    return transformers.ResNetModel(config).eval()
+    name, settings, more = KINDS[kind]
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return getattr(transformers, f"{name}Model")(config, **more).eval()
+
+
+def folder_of(path: Path, network: Any) -> Path:
+    """A folder that transformers has saved, with its preprocessing."""
+    network.save_pretrained(path)
+    found = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.1], "size": {"height": 32, "width": 32}}
+    (path / "preprocessor_config.json").write_text(json.dumps(found))
+    return path
 
 
 def built(name: str, size: int = 32, **settings: Any) -> Classifier:
-    return build(ModelSpec(name, size=size, **settings), LABELS, 1, pretrained=True).eval()
+    return built_model(ModelSpec(name, size=size, **settings), pretrained=True).eval()
 
 
 def images(size: int = 32, channels: int = 3) -> Tensor:
     return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-KINDS = ("vit", "dinov2", "dinov2_with_registers", "convnext", "convnextv2", "swin", "resnet")
+@torch.no_grad()
+def features_of(network: Any, size: int = 32, **more: Any) -> Tensor:
+    out = network(pixel_values=images(size), **more)
+    vit = type(network).__name__ == "ViTModel"
+    return out.last_hidden_state[:, 0] if vit else out.pooler_output.flatten(1)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,11 +85,13 @@ def test_features_are_those_of_transformers_and_sites_need_no_folder(kind: str, 
     assert plan.name == f"hf:{kind}"
     assert str(tmp_path) not in str(plan.encoder_config)
     check_portable(plan, "a job")
-    ours = build(spec, LABELS, 1, pretrained=True).eval()
+    ours = built_model(spec, pretrained=True).eval()
     with torch.no_grad():
-        out = theirs(pixel_values=images())
-        expected = out.last_hidden_state[:, 0] if kind == "vit" else out.pooler_output.flatten(1)
-        torch.testing.assert_close(ours.backbone(images()), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours.backbone(images()), features_of(theirs), rtol=0, atol=1e-6)
+        if kind in ("vit", "dinov2"):  # positions of another size
+            more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+            larger = built(f"hf:{folder}", 56).backbone(images(56))
+            torch.testing.assert_close(larger, features_of(theirs, 56, **more), rtol=0, atol=1e-6)
     assert spec.preprocessing.mean == (0.5, 0.4, 0.3)
     save_model(ours, spec, tmp_path / "model", {})
     folder.rename(tmp_path / "elsewhere")
@@ -96,18 +100,9 @@ def test_features_are_those_of_transformers_and_sites_need_no_folder(kind: str, 
     assert load_spec(tmp_path / "model").weights is None
     with torch.no_grad():
         assert torch.equal(opened({"image": images()}), ours({"image": images()}))
-
-
-@pytest.mark.parametrize("kind", ["dinov2", "vit"])
-def test_positions_of_another_size_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    theirs = made(kind)
-    folder = folder_of(tmp_path / "encoder", theirs)
-    ours = built(f"hf:{folder}", 56)
-    extra = {"interpolate_pos_encoding": True} if kind == "vit" else {}
-    with torch.no_grad():
-        out = theirs(pixel_values=images(56), **extra)
-        expected = out.last_hidden_state[:, 0] if kind == "vit" else out.pooler_output
-        torch.testing.assert_close(ours.backbone(images(56)), expected, rtol=0, atol=1e-6)
+    if kind == "vit":
+        with refused("hf:", by=ConfigError):  # a job of another party names no folder here
+            check_portable(ModelSpec(f"hf:{tmp_path / 'elsewhere'}"), "a job")
 
 
 def test_positions_are_interpolated_between_squares_alone() -> None:
@@ -124,102 +119,82 @@ def test_the_encoder_of_a_classifier_and_an_older_file_are_read(tmp_path: Path) 
     """The part `vit.` of a model for classification, without its head, from a file of torch."""
     import transformers
 
-    config = transformers.ViTConfig(**SMALL, intermediate_size=32)
-    whole = transformers.ViTForImageClassification(config).eval()
-    folder = folder_of(tmp_path / "encoder", whole)
+    whole = transformers.ViTForImageClassification(transformers.ViTConfig(**KINDS["vit"][1])).eval()
+    folder, expected = folder_of(tmp_path / "encoder", whole), features_of(whole.vit)
     with torch.no_grad():
-        expected = whole.vit(pixel_values=images()).last_hidden_state[:, 0]
         torch.testing.assert_close(built(f"hf:{folder}").backbone(images()), expected, rtol=0, atol=1e-6)
         torch.save(whole.state_dict(), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
         torch.testing.assert_close(built(f"hf:{folder}").backbone(images()), expected, rtol=0, atol=1e-6)
 
 
-def changed(folder: Path, name: str, **values: Any) -> None:
-    path = folder / name
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.mark.parametrize(
-    ("file", "values", "said"),
+    ("file", "values", "named"),
     [
-        ("config.json", {"auto_map": {"AutoModel": "own.Model"}}, r"has auto_map.*does not run"),
-        ("config.json", {"model_type": "llama"}, r"unknown model_type .*'llama'; known: .*dinov2"),
-        ("config.json", {"num_hidden_layers": 10**6}, r"num_hidden_layers"),
-        ("config.json", {"num_hidden_layers": 3}, r"layer.*\.2\..* is missing"),
-        ("config.json", {"num_hidden_layers": 1}, r"it has .*layer.*1\..*, too"),
-        ("config.json", {"hidden_size": 24}, r"Dinov2Model of the configuration.*16.* instead of .*24"),
-        ("config.json", {"hidden_act": "relux"}, r"cannot be built.*relux"),
-        ("config.json", {"num_attention_heads": 0}, r"cannot be built"),
-        ("config.json", {"num_attention_heads": "two"}, r"cannot be built.*num_attention_heads"),
-        (
-            "config.json",
-            {"hidden_size": 65_536, "num_hidden_layers": 200},
-            r"parameters needs .* GB .* at most",
-        ),
-        ("config.json", {"num_channels": 10**12}, r"config\.json: the number of channels is 1000000000000"),
-        ("config.json", {"num_channels": "x"}, r"config\.json: the number of channels is 'x'; it must be 1"),
-        ("config.json", {"num_channels": True}, r"config\.json: the number of channels is true"),
-        ("config.json", {"num_channels": None}, r"config\.json: the number of channels is None"),
-        ("config.json", {"num_channels": float("inf")}, r"config\.json"),
-        ("preprocessor_config.json", {"rescale_factor": 1.0}, r"another number than 255"),
-        ("preprocessor_config.json", {"image_mean": None}, r"mean"),
-        ("preprocessor_config.json", {"image_std": [0.2]}, r"mean has 3 values and std 1"),
+        ("config.json", {"auto_map": {"AutoModel": "own.Model"}}, "auto_map"),
+        ("config.json", {"model_type": "llama"}, "'llama'"),
+        ("config.json", {"num_hidden_layers": 10**6}, "num_hidden_layers"),
+        ("config.json", {"num_hidden_layers": 3}, "layer.2."),
+        ("config.json", {"num_hidden_layers": 1}, "layer.1."),
+        ("config.json", {"hidden_size": 24}, "Dinov2Model"),
+        ("config.json", {"hidden_act": "relux"}, "relux"),
+        ("config.json", {"num_attention_heads": "two"}, "num_attention_heads"),
+        ("config.json", {"hidden_size": 65_536, "num_hidden_layers": 200}, "GB"),
+        ("config.json", {"num_channels": 10**12}, "1000000000000"),
+        ("config.json", {"num_channels": True}, "channels"),
+        ("config.json", {"num_channels": float("inf")}, "config.json"),
+        ("preprocessor_config.json", {"rescale_factor": 1.0}, "255"),
+        ("preprocessor_config.json", {"image_mean": None}, "mean"),
+        ("preprocessor_config.json", {"image_std": [0.2]}, "std"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_refused_in_one_line(
-    file: str, values: dict[str, Any], said: str, tmp_path: Path
+def test_a_folder_that_cannot_be_used_is_refused(
+    file: str, values: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "encoder", made("dinov2"))
-    changed(folder, file, **values)
-    with pytest.raises(ConfigError, match=said) as caught:
+    changed(folder / file, **values)
+    with refused(named, by=ConfigError):
         built(f"hf:{folder}")
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", ["hf:", "hf: ", "xrv:", "bundle:", "timm:", "torchvision:", "monai:"])
-def test_a_family_alone_names_no_encoder(name: str) -> None:
-    """An empty path would be the working directory."""
-    with pytest.raises(ConfigError, match=rf"{name} names no encoder; write {name.strip()}[A-Z]+$"):
-        ModelSpec(name)
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        ConfigError, match=r"hf:microsoft/rad-dino: there is no such folder.*downloads nothing"
-    ):
+    for family in ("hf:", "hf: ", "xrv:", "bundle:", "timm:", "torchvision:", "monai:"):
+        with refused(family, by=ConfigError):  # an empty path would be the working directory
+            ModelSpec(family)
+    with refused("hf:microsoft/rad-dino", by=ConfigError):
         built("hf:microsoft/rad-dino")
     folder = folder_of(tmp_path / "encoder", made("vit"))
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
-        built(f"hf:{folder}")
-    folder_of(tmp_path / "encoder", made("vit"))
-    with pytest.raises(ConfigError, match=r"model\.size 36: hf:vit, pretrained at 32 px, .*patches of 8 px"):
+    with refused("model.size 36", "8 px", by=ConfigError):
         built(f"hf:{folder}", 36)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"contains no file of weights"):
+    with refused("encoder", by=ConfigError):
         built(f"hf:{folder}")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=re.escape('pip install "suture[encoders]"')):
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "transformers", None)
+        with refused("suture[encoders]", by=ConfigError):
+            built(f"hf:{folder}")
+    (folder / "preprocessor_config.json").unlink()
+    with refused("preprocessor_config.json", by=ConfigError):
         built(f"hf:{folder}")
 
 
-def test_another_party_s_job_names_no_folder_here(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "encoder", made("vit"))
-    with pytest.raises(ConfigError, match=r"a job needs the encoder's configuration, not the name of a file"):
-        check_portable(ModelSpec(f"hf:{folder}"), "a job")
-    for config in ("", "[]", '{"arguments": {"a": {"b": 1}}, "mean": [0], "std": [1]}', "{"):
-        with pytest.raises(ConfigError, match=r"model\.encoder_config of hf:vit"):
-            encoder_of(ModelSpec("hf:vit", encoder_config=config))
+def described(name: str, arguments: dict[str, Any], size: int = 32) -> ModelSpec:
+    """As a job of another party has it."""
+    config = json.dumps({"arguments": arguments, "mean": [0.5] * 3, "std": [0.2] * 3})
+    return ModelSpec(name, size=size, encoder_config=config)
+
+
+ONE_HEAD = {"hidden_size": 8, "num_attention_heads": 1, "patch_size": 1}
+WINDOW = {"embed_dim": 8, "depths": [1], "num_heads": [1]}
 
 
 @pytest.mark.parametrize(
     ("name", "size", "arguments"),
     [
-        ("swin", 512, {"window_size": 300, "embed_dim": 8, "depths": [1], "num_heads": [1]}),
-        ("swin", 1024, {"window_size": 150, "embed_dim": 8, "depths": [1], "num_heads": [1]}),
-        ("vit", 512, {"hidden_size": 8, "num_attention_heads": 1, "patch_size": 1}),
-        ("dinov2", 512, {"hidden_size": 8, "num_attention_heads": 1, "patch_size": 1}),
+        ("swin", 512, {"window_size": 300, **WINDOW}),
+        ("swin", 1024, {"window_size": 150, **WINDOW}),
+        ("vit", 512, ONE_HEAD),
+        ("dinov2", 512, ONE_HEAD),
         ("convnext", 512, {**STAGES, "hidden_sizes": [65_536, 8], "patch_size": 1}),
         ("resnet", 512, {"embedding_size": 65_536, "hidden_sizes": [8], "depths": [1]}),
     ],
@@ -227,111 +202,98 @@ def test_another_party_s_job_names_no_folder_here(tmp_path: Path) -> None:
 def test_a_network_that_needs_too_much_memory_is_refused_before_it_is_made(
     name: str, size: int, arguments: dict[str, Any]
 ) -> None:
-    config = json.dumps({"arguments": arguments, "mean": [0.5] * 3, "std": [0.2] * 3})
-    spec = ModelSpec(f"hf:{name}", size=size, encoder_config=config)
-    with pytest.raises(ConfigError, match=r"parameters needs [\d,.]+ GB .*; at most 8\.6 GB can be used"):
-        build(spec, LABELS, 1, pretrained=False)
+    with refused("GB", by=ConfigError):
+        built_model(described(f"hf:{name}", arguments, size))
+
+
+def test_a_description_of_no_network_is_refused() -> None:
+    for name, near in {
+        "hf:dinov3": "'dinov2'",
+        "hf:llama": "dinov2",
+        "xrv:densenet169": "'densenet121'",
+        "bundle:resnet19": "'resnet1",
+    }.items():
+        with refused(name.partition(":")[2], near, by=ConfigError):
+            encoder_of(described(name, {}))
+    for config in ("", "[]", '{"arguments": {"a": {"b": 1}}, "mean": [0], "std": [1]}', "{"):
+        with refused("model.encoder_config", by=ConfigError):
+            encoder_of(ModelSpec("hf:vit", encoder_config=config))
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    "tensor",
     [
-        ("hf:dinov3", r"unknown network of hf 'dinov3'; did you mean 'dinov2'"),
-        ("hf:llama", r"unknown network of hf 'llama'; known: .*dinov2"),
-        ("xrv:densenet169", r"unknown network of xrv 'densenet169'; did you mean 'densenet121'"),
-        ("bundle:UNet", r"unknown network of bundle 'UNet'; known"),
-        ("bundle:resnet19", r"did you mean 'resnet1"),
+        torch.full((1, 17, 16), torch.nan),
+        torch.full((1, 17, 16), 1e300, dtype=torch.float64),
+        torch.ones(1, 17, 16, device="meta"),
+        torch.ones(1, 17, 16).to_sparse(),
+        torch.ones(1, 17, 16) * 1j,
+        torch.ones(1, 17, 16).to(torch.float8_e5m2),
+        torch.ones(1, 1, 1).expand(1, 17, 10**9),
+        torch.ones(1, 0, 16),
+        torch.ones(1, 1, 16),
+        torch.ones(2, 10, 16),
+        torch.ones(16),
     ],
 )
-def test_a_network_that_is_not_known_is_refused_with_the_nearest(name: str, said: str) -> None:
-    config = json.dumps({"arguments": {}, "mean": [0.5], "std": [0.2]})
-    with pytest.raises(ConfigError, match=said):
-        encoder_of(ModelSpec(name, encoder_config=config))
-
-
-@pytest.mark.parametrize(
-    ("tensor", "said"),
-    [
-        (torch.full((1, 17, 16), torch.nan), r"position_embeddings is not finite"),
-        (torch.full((1, 17, 16), 1e300, dtype=torch.float64), r"position_embeddings is not finite"),
-        (torch.ones(1, 17, 16, device="meta"), r"position_embeddings .*no dense table"),
-        (torch.ones(1, 17, 16).to_sparse(), r"position_embeddings .*no dense table"),
-        (torch.ones(1, 17, 16) * 1j, r"position_embeddings .*no dense table"),
-        (torch.ones(1, 17, 16).to(torch.float8_e5m2), r"position_embeddings .*float8.*no dense table"),
-        (torch.ones(1, 1, 1).expand(1, 17, 10**9), r"position_embeddings .*no dense table"),
-        (torch.ones(1, 0, 16), r"position_embeddings is \[1, 0, 16\]"),
-        (torch.ones(1, 1, 16), r"position_embeddings is \[1, 1, 16\]"),
-        (torch.ones(2, 10, 16), r"position_embeddings is \[2, 10, 16\]"),
-        (torch.ones(16), r"position_embeddings is \[16\]"),
-    ],
-)
-def test_positions_that_are_no_numbers_are_refused(tensor: Tensor, said: str, tmp_path: Path) -> None:
+def test_positions_that_are_no_numbers_are_refused(tensor: Tensor, tmp_path: Path) -> None:
     network = made("vit")
     folder = folder_of(tmp_path / "encoder", network)
-    state = network.state_dict() | {"embeddings.position_embeddings": tensor}
-    torch.save(state, folder / "pytorch_model.bin")
+    torch.save(
+        network.state_dict() | {"embeddings.position_embeddings": tensor}, folder / "pytorch_model.bin"
+    )
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=said) as caught:
+    with refused("position_embeddings", by=ConfigError):
         built(f"hf:{folder}")
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def xrv_file(path: Path, **metadata: str) -> torch.nn.Module:
-    """A file as the conversion line writes it."""
-    import torchvision
-
-    torch.manual_seed(0)
-    theirs = torchvision.models.densenet121(weights=None)
-    theirs.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
-    theirs.classifier = nn.Linear(1024, 18)
-    state = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
-    save_file(state | {"op_threshs": torch.full((18,), 0.5)}, path, metadata)
-    return theirs.eval()
 
 
 @pytest.mark.complete
 def test_an_xrv_file_reads_gray_images_in_its_own_range(tmp_path: Path) -> None:
+    import torchvision
+
     path = tmp_path / "xrv.safetensors"
-    theirs = xrv_file(path, range="[-1024, 1024]", labels='["Mass", "Edema"]', size="224")
+    theirs = torchvision.models.densenet121(weights=None).eval()
+    theirs.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
+    theirs.classifier = nn.Linear(1024, 18)
+    state = {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}
+    metadata = {"range": "[-1024, 1024]", "labels": '["Mass", "Edema"]', "size": "224"}
+    save_file(state | {"op_threshs": torch.full((18,), 0.5)}, path, metadata)
     spec = ModelSpec(f"xrv:{path}", size=64)
-    ours = build(spec, LABELS, 1, pretrained=True).eval()
     pixels = torch.randint(0, 256, (2, 1, 64, 64), dtype=torch.uint8)
     torch.testing.assert_close(spec.preprocessing(pixels), (pixels / 255 * 2 - 1) * 1024)
     with torch.no_grad():
         x = spec.preprocessing(pixels).double()
         features = torch.relu(theirs.double().features(x)).mean((2, 3))
-        torch.testing.assert_close(ours.double().backbone(x), features)
-    with pytest.raises(ConfigError, match=r"model\.color: xrv:densenet121 takes gray images of one channel"):
+        torch.testing.assert_close(built(f"xrv:{path}", 64).double().backbone(x), features)
+    with refused("model.color", "densenet121", by=ConfigError):
         built(f"xrv:{path}", 64, color=True)
 
 
 @pytest.mark.complete
 def test_a_file_that_is_not_xrv_s_is_answered_with_the_line_that_writes_one(tmp_path: Path) -> None:
-    import torchvision
-
-    torch.save(torchvision.models.densenet121(weights=None), tmp_path / "whole.pt")
+    torch.save(nn.Linear(1, 1), tmp_path / "whole.pt")
     save_file({"a": torch.ones(1)}, tmp_path / "plain.safetensors")
     save_file({"a": torch.ones(1)}, tmp_path / "none.safetensors", {"range": "[1, 1]"})
     for name in ("whole.pt", "plain.safetensors", "none.safetensors", "absent"):
-        with pytest.raises(ConfigError, match=r"python -c 'import json, torchxrayvision") as caught:
+        with refused("python -c 'import json, torchxrayvision", by=ConfigError):
             built(f"xrv:{tmp_path / name}", 64)
-        assert len(str(caught.value).splitlines()) == 1
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors", {"range": "[-1024, 1024]"})
-    with pytest.raises(ConfigError, match=r"does not contain xrv's densenet121: features\.conv0\.weight"):
+    with refused("features.conv0.weight", by=ConfigError):
         built(f"xrv:{tmp_path / 'other.safetensors'}", 64)
 
 
-def bundle(path: Path, value_range: Any = (0, 1), **network: Any) -> nn.Module:
+def bundle(path: Path, value_range: Any = (0, 1), **network: Any) -> Any:
     """A MONAI bundle with a small DenseNet."""
     from monai.networks import nets
 
     torch.manual_seed(0)
-    theirs = nets.DenseNet121(2, 1, 3, init_features=8, growth_rate=4, block_config=(2, 2)).eval()
-    (path / "configs").mkdir(parents=True)
-    (path / "models").mkdir()
+    small = {"init_features": 8, "growth_rate": 4, "block_config": [2, 2]}
+    theirs = nets.DenseNet121(2, 1, 3, **small).eval()
+    for name in ("configs", "models"):
+        (path / name).mkdir(parents=True)
     torch.save(theirs.state_dict(), path / "models" / "model.pt")
     defined = {"_target_": "monai.networks.nets.DenseNet121", "spatial_dims": 2, "in_channels": 1}
-    defined |= {"out_channels": 3, "init_features": 8, "growth_rate": 4, "block_config": [2, 2], **network}
+    defined |= {"out_channels": 3, **small, **network}
     (path / "configs" / "inference.json").write_text(json.dumps({"network_def": defined}))
     image = {"num_channels": 1, "spatial_shape": [64, 64], "value_range": value_range}
     metadata = {"network_data_format": {"inputs": {"image": image}}}
@@ -340,54 +302,50 @@ def bundle(path: Path, value_range: Any = (0, 1), **network: Any) -> nn.Module:
 
 
 def test_a_bundle_gives_network_weights_and_range(tmp_path: Path) -> None:
-    theirs = bundle(tmp_path / "bundle", (0, 255), pretrained=True)
-    spec = ModelSpec(f"bundle:{tmp_path / 'bundle'}", size=64)
-    ours = build(spec, LABELS, 1, pretrained=True).eval()
-    plan = self_contained(spec)
+    theirs = bundle(tmp_path, (0, 255), pretrained=True)
+    spec = ModelSpec(f"bundle:{tmp_path}", size=64)
+    ours, plan = built(f"bundle:{tmp_path}", 64), self_contained(spec)
     assert (plan.name, encoder_of(plan).size) == ("bundle:DenseNet121", 64)
     pixels = torch.randint(0, 256, (2, 1, 64, 64), dtype=torch.uint8)
     x = spec.preprocessing(pixels)
     torch.testing.assert_close(x, pixels.float())
     with torch.no_grad():
-        last = theirs.class_layers.out
-        torch.testing.assert_close(last(ours.backbone(x)), theirs(x), rtol=1e-5, atol=1e-5)
+        found = theirs.class_layers.out(ours.backbone(x))
+        torch.testing.assert_close(found, theirs(x), rtol=1e-5, atol=1e-5)
     assert len(ours.norm_names) > 0
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    ("network", "named"),
     [
-        ({"in_channels": "$len(@labels)"}, r"in_channels='\$len\(@labels\)' is an expression"),
-        ({"out_channels": "@classes"}, r"out_channels='@classes' is an expression"),
-        ({"_target_": "os.system"}, r"unknown 2-D network of MONAI .*'system'"),
-        ({"_disabled_": False}, r"_disabled_=false is an expression"),
-        ({"act": ["relu", {"inplace": True}]}, r"arguments\.act"),
-        ({"block_config": [10**6]}, r"block_config is 1000000|block_config"),
-        ({"unheard": 1}, r"cannot be built.*unheard"),
-        ({"in_channels": 10**12}, r"inference\.json: the number of channels is 1000000000000"),
-        ({"in_channels": "x"}, r"inference\.json: the number of channels is 'x'"),
-        ({"in_channels": True}, r"inference\.json: the number of channels is true"),
-        ({"in_channels": 2.0}, r"inference\.json: the number of channels is 2\.0"),
-        ({"init_features": 65_536}, r"needs [\d,.]+ GB"),
-        ({"growth_rate": 8}, r"model\.pt|bundle does not contain DenseNet121 of MONAI"),
+        ({"in_channels": "$len(@labels)"}, "in_channels='$len(@labels)'"),
+        ({"out_channels": "@classes"}, "out_channels='@classes'"),
+        ({"_target_": "os.system"}, "'system'"),
+        ({"_disabled_": False}, "_disabled_"),
+        ({"act": ["relu", {"inplace": True}]}, "arguments.act"),
+        ({"block_config": [10**6]}, "block_config"),
+        ({"unheard": 1}, "unheard"),
+        ({"in_channels": 10**12}, "1000000000000"),
+        ({"in_channels": 2.0}, "2.0"),
+        ({"init_features": 65_536}, "GB"),
+        ({"growth_rate": 8}, "DenseNet121"),
     ],
 )
 def test_a_bundle_whose_network_cannot_be_built_is_refused(
-    network: dict[str, Any], said: str, tmp_path: Path
+    network: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    bundle(tmp_path / "bundle", **network)
-    with pytest.raises(ConfigError, match=said) as caught:
-        built(f"bundle:{tmp_path / 'bundle'}", 64)
-    assert len(str(caught.value).splitlines()) == 1
+    bundle(tmp_path, **network)
+    with refused(named, by=ConfigError):
+        built(f"bundle:{tmp_path}", 64)
 
 
 def test_a_bundle_without_network_or_range_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no such folder"):
+    with refused("absent", by=ConfigError):
         built(f"bundle:{tmp_path / 'absent'}")
     bundle(tmp_path / "flat", (1, 1))
-    with pytest.raises(ConfigError, match=r"metadata\.json does not state value_range"):
+    with refused("metadata.json", "value_range", by=ConfigError):
         built(f"bundle:{tmp_path / 'flat'}")
     bundle(tmp_path / "none")
     (tmp_path / "none" / "configs" / "inference.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"none of inference\.json, .* defines a network"):
+    with refused("inference.json", by=ConfigError):
         built(f"bundle:{tmp_path / 'none'}")
