@@ -116,7 +116,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.about.title}](../methods/{_section(name)})"
+    title = f"`{name}` [{method.about.title}](../methods/{_place_of(name)})"
     seen = "every class name" if method.labels.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
@@ -131,7 +131,7 @@ _SECTIONS = {
 """The section that explains a method with another one; the others have their own."""
 
 
-def _section(name: str) -> str:
+def _place_of(name: str) -> str:
     """Return the page of docs/methods and the anchor where a method is explained."""
     anchor = _SECTIONS.get(name, name)
     pages = (ROOT / "docs" / "methods").glob("*.md")
