@@ -27,8 +27,9 @@ N = 24
 def read(folder: Path) -> tuple[Discovery, Table]:
     """What `init` finds in a folder, and the table of the site that it writes."""
     found = discover(folder)
-    write_study(folder.parent / "study", {"s": found})
-    return found, load_reading(load_site_config(folder.parent / "study" / "s" / "suture.toml").data).table
+    study = folder.with_name(f"study of {folder.name}")
+    write_study(study, {"s": found})
+    return found, load_reading(load_site_config(study / "s" / "suture.toml").data).table
 
 
 def present(of: Table, name: str) -> set[str]:
