@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from small_hospitals import EVERY
+from suture.federation.server.global_model import initial
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
@@ -35,6 +37,22 @@ def reply_of(site: Site, task: TaskData) -> Any:
 def context_of(site: Site, task: TaskData) -> SiteContext:
     """What a method is given at a site that has received a task."""
     return site.trainer.context(task, site.states.before(task))
+
+
+def first_task(site: Site, **tensors: Tensor) -> TaskData:
+    """The payload of round 1 of the small hospitals, with other class tensors in place of the initial ones."""
+    model = initial(site.plan, EVERY)
+    channels = {**model.channels, **tensors}
+    return TaskData(
+        "train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=channels
+    )
+
+
+def begun(tiny: Any, method: Any, **tensors: Tensor) -> tuple[SiteContext, TaskData]:
+    """Alpha, which annotates Mass and Nodule in 15 images, with that payload."""
+    site = tiny(method).sites()["alpha"]
+    task = first_task(site, **tensors)
+    return context_of(site, task), task
 
 
 def configured(site: Site, **sections: dict[str, Any]) -> Site:
