@@ -40,7 +40,7 @@ def context_of(site: Site, task: TaskData) -> SiteContext:
 
 
 def first_task(site: Site, **tensors: Tensor) -> TaskData:
-    """The payload of round 1 of the small hospitals, with other class tensors in place of the initial ones."""
+    """The payload of round 1 of small hospitals, with other class tensors in place of the initial ones."""
     model = initial(site.plan, EVERY)
     channels = {**model.channels, **tensors}
     return TaskData(

@@ -1,23 +1,34 @@
-"""Whole federations of Fed-MAS: what stops one before its first round, and what it writes down."""
+"""Whole federations of Fed-MAS: what stops one, what it writes down, and sites that cannot be weighted."""
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from suture.core.errors import FederationError
+from between import Between
+from one_step import equal
+from suture.core.errors import FederationError, RescueFactorError
 from suture.core.labels import LabelSet
+from suture.federation.loop import federate
 from suture.federation.server.registry import Agreement, agree
+from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec, freeze, save_prior
-from suture.protocol.messages import SiteInfo
-from suture.protocol.packing import load
-from suture_papers.fedmas.fedmas import FedMAS
+from suture.protocol.messages import SiteInfo, TaskData, Update
+from suture.protocol.packing import Packed, load, pack, unpack
+from suture_papers.fedmas.fedmas import LEAST, Divergence, FedMAS, check_rescue
+from world import refused
+
+# Priors
 
 CNN = ModelSpec("cnn", size=16)
 METHOD = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -39,24 +50,15 @@ def with_prior(federation: Any, site: str, path: Path) -> None:
     federation.configs[site] = config.model_copy(update={"training": training})
 
 
-def refused(federation: Any, says: str) -> None:
-    """It ends before anything is trained, and says so."""
-    with pytest.raises(FederationError, match=says):
-        federation.run()
-    assert not list(federation.folder.rglob("history.jsonl"))
-    assert not list(federation.folder.rglob("round-*.safetensors"))
-
-
 def test_a_checkpoint_of_another_width_ends_it_before_the_first_round(tiny: Any, tmp_path: Path) -> None:
     spec = PriorSpec("checkpoint", str(checkpoint(tmp_path / "prior", 1)))
     federation = tiny(replace(METHOD, prior=spec), model=replace(CNN, projection=64))
-    told = r"configuration \(PriorWidth\)"
-    refused(federation, f"cannot start; alpha: {told}; beta: {told}; gamma: {told}")
+    with refused("PriorWidth", "alpha", "beta", "gamma", by=FederationError):
+        federation.run()
+    assert not list(federation.folder.rglob("history.jsonl"))
+    assert not list(federation.folder.rglob("round-*.safetensors"))
     errors = (federation.folder / "run" / "sites" / "alpha" / "errors.jsonl").read_text()
-    assert (
-        "alpha: the prior 'of seed 1' has 128 features, but the model has 64; set model.projection=128"
-        in errors
-    )
+    assert "model.projection=128" in errors
 
 
 def test_sites_with_different_priors_do_not_begin() -> None:
@@ -64,18 +66,8 @@ def test_sites_with_different_priors_do_not_begin() -> None:
         site: SiteInfo(("A",), {"train": 9}, 1, "code", prior=digest)
         for site, digest in (("a", "f" * 64), ("b", "f" * 64), ("c", "0" * 64))
     }
-    with pytest.raises(FederationError, match=r"different priors \(a, b: f{12}; c: 0{12}\)"):
+    with refused("a, b: ffff", "c: 0000", by=FederationError):
         agree(infos, Agreement())
-
-
-@pytest.mark.complete
-def test_a_site_with_another_checkpoint_ends_it_before_the_first_round(tiny: Any, tmp_path: Path) -> None:
-    spec = PriorSpec("checkpoint", str(checkpoint(tmp_path / "prior", 1)))
-    federation = tiny(replace(METHOD, prior=spec), model=WIDE, rounds=1)
-    with_prior(federation, "beta", checkpoint(tmp_path / "other", 2))
-    refused(federation, r"different priors \(alpha, gamma: [0-9a-f]{12}; beta: [0-9a-f]{12}\); give all")
-    with_prior(federation, "beta", checkpoint(tmp_path / "same", 1))
-    assert federation.run("again").round == 1
 
 
 def with_checkpoint(tiny: Any, tmp_path: Path) -> Any:
@@ -96,9 +88,7 @@ def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny:
     checkpoint(tmp_path / "other", 2)
     for site in sites:
         with_prior(federation, site, tmp_path / "other")
-    others = rf"\({', '.join(sites)}: [0-9a-f]{{12}}\)"
-    says = f"begun with the prior {digest[:12]}, which some sites lack {others}"
-    with pytest.raises(FederationError, match=says):
+    with refused(digest[:12], ", ".join(sites), by=FederationError):
         federation.run()
     lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
     assert len(lines) == 1
@@ -117,7 +107,7 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
     header = load(federation.server().states.path(1)).header
     assert header["registry"]["prior"] == held["digest"]
     assert header["plan"]["hyperparameters"]["prior"]["name"] == "checkpoint"
-    assert f"checkpoint, digest {held['digest'][:12]}<" in (folder / "report.html").read_text()
+    assert held["digest"][:12] in (folder / "report.html").read_text()
 
 
 @pytest.mark.complete
@@ -134,3 +124,90 @@ def test_weights_and_shares_of_each_round_are_in_metrics(tiny: Any) -> None:
         shares = [weight / total for weight, total in zip(weights, sums, strict=True)]
         assert told["shares"][site] == pytest.approx(shares)
         assert told["mean_share"][site] == pytest.approx(sum(shares) / 2)
+
+
+# Rescue factors that cannot weight a mean: the site is left out of the round
+ABSTAINED = "rescue_factor (RescueFactorError)"
+
+
+def history(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
+
+
+def tensors(server: Server) -> dict[str, Tensor]:
+    return dict(load(server.states.path(server.round)).tensors)
+
+
+def without(federation: Any, lost: str, out: str) -> dict[str, Tensor]:
+    """The model of a federation that gets no update of one site."""
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if site == lost and task.task == "train" else answer
+
+    server = federation.server(out)
+    federate(server, Between(federation.sites(out), lose))
+    return tensors(server)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf, 0.0, -1.0, LEAST / 2])
+def test_what_is_no_weight_is_refused_by_the_sites_name(factor: float) -> None:
+    with refused("beta", "round 3", factor, by=RescueFactorError):
+        check_rescue(factor, "beta", 3)
+    check_rescue(LEAST, "beta", 3)
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("factor", [math.nan, 0.0])
+def test_the_others_are_merged_without_that_site(
+    factor: float, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tiny(METHOD, model=WIDE, rounds=1, min_sites=2)
+    expected = without(federation, "beta", "lost")
+    honest = Divergence.while_training
+
+    def bad(watch: Divergence) -> Tensor:
+        v = honest(watch)
+        return torch.full_like(v, factor) if watch._site.name == "beta" else v
+
+    monkeypatch.setattr(Divergence, "while_training", bad)
+    server = federation.run()
+    (line,) = history(server)
+    assert line["status"] == "committed"
+    assert (line["sites"]["beta"]["status"], line["sites"]["beta"]["reason"]) == ("abstained", ABSTAINED)
+    assert {s for s, at in line["sites"].items() if at["status"] == "accepted"} == {"alpha", "gamma"}
+    assert equal(tensors(server), expected)
+    folder = federation.folder / "run"
+    assert "beta" in (folder / "sites" / "beta" / "errors.jsonl").read_text()
+    assert ABSTAINED in (folder / "report.html").read_text()
+
+
+@pytest.mark.complete
+def test_a_site_whose_images_have_no_class_takes_part_and_decides_nothing(tiny: Any) -> None:
+    federation = tiny(METHOD, model=WIDE, rounds=1)
+    table: Path = federation.configs["beta"].data.table
+    rows = list(csv.reader(table.open(newline="")))
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *([*row[:3], *("0" for _ in row[3:])] for row in rows[1:])])
+    server = federation.run()
+    (line,) = history(server)
+    assert {at["status"] for at in line["sites"].values()} == {"accepted"}
+    federation.schedule = replace(federation.schedule, min_sites=2)
+    expected = without(federation, "beta", "lost")
+    for name, tensor in tensors(server).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.complete
+def test_one_that_is_forged_is_refused_by_its_name(tiny: Any) -> None:
+    def forge(site: str, task: TaskData, answer: Packed) -> Packed:
+        update = unpack(answer)
+        if site != "beta" or not isinstance(update, Update):
+            return answer
+        return pack(replace(update, weight=0.0, class_weights=0 * update.class_weights))
+
+    federation = tiny(METHOD, model=WIDE, rounds=1, min_sites=0.5)
+    server = federation.server()
+    federate(server, Between(federation.sites(), forge))
+    line = history(server)[0]["sites"]["beta"]
+    assert line["status"] == "rejected"
+    assert line["reason"].startswith("weight is 0.0")
