@@ -1,35 +1,89 @@
-"""MOON: the contrast by hand, where it is FedAvg, Eq. 1 written out, and the model that a site keeps."""
+"""FedProx and MOON: their terms by hand and written out, and the model that a site of MOON keeps."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from federated import LOCAL, ROUND, at_site, federated, moved, objective_of, random_batch, same
-from official import Report, write_openi
+from federated import LOCAL, ROUND, at_site, moved, objective_of, random_batch, same
 from rounds import conformant, reply_of
 from suture.core.labels import LabelType
-from suture.execution.job import load_job, with_settings
-from suture.execution.run import run_job
 from suture.federation.loop import Loop, federate
-from suture.learning.training import SiteContext
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.composed import Step
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import split_state
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load, unpack
-from suture_papers.chest_xrays.openi import FINDINGS
+from suture_papers.drift.fedprox import FedProx, Proximal
 from suture_papers.drift.moon import MOON, Contrastive, contrast
 from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
-WITH_NECK = replace(SMALL, neck=256)
+# FedProx
+
+NONE = torch.zeros(0)
+
+
+class Two(nn.Module):
+    """Two weights that are trained, one that rests, and a statistic that moves by itself."""
+
+    def __init__(self, *weights: float, frozen: float = 0.0, statistic: float = 0.0) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor(weights))
+        self.frozen = nn.Parameter(torch.tensor([frozen]), requires_grad=False)
+        self.register_buffer("statistic", torch.tensor([statistic]))
+
+
+def step_of(model: nn.Module, received: nn.Module) -> Step:
+    return Step(cast(Any, model), cast(Any, received), cast(Any, None), NONE, NONE)
+
+
+def test_the_penalty_and_a_step_of_sgd_by_hand() -> None:
+    """w = (1, 2), w^t = (0, 1), mu = .1: .1/2 (1 + 1) = .1; (1 - .5 (.2 + .1), 2 - .5 (-.4 + .1))."""
+    model, received = Two(1.0, 2.0, frozen=7.0, statistic=9.0), Two(0.0, 1.0)
+    penalty = Proximal(0.1).begin(cast(Any, None), cast(Any, None))(step_of(model, received))
+    assert penalty.item() == pytest.approx(0.1)
+    loss = (torch.tensor([0.2, -0.4]) * model.weights).sum() + penalty
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD([model.weights], lr=0.5).step()
+    assert model.weights.tolist() == pytest.approx([0.85, 2.15])
+
+
+@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+def test_the_loss_is_equation_2(label_type: LabelType) -> None:
+    """L_k + mu/2 times a sum over every entry of every parameter, rows of the head among them."""
+    site, task = at_site(FedProx(local=LOCAL), label_type)
+    mean_loss = objective_of(FedAvg(class_weights="none"), site, task)
+    method = FedProx(class_weights="none", proximal=Proximal(0.37))
+    objective = objective_of(method, site, task)
+    received = {name: tensor.clone() for name, tensor in site.model.state_dict().items()}
+    moved(site.model)
+    site.model.eval()
+    batch = random_batch(6, len(task.labels), label_type)
+    expected = mean_loss(batch).item()
+    for name, parameter in site.model.named_parameters():
+        for w, anchor in zip(parameter.flatten().tolist(), received[name].flatten().tolist(), strict=True):
+            expected += 0.37 / 2 * (w - anchor) ** 2
+    assert objective(batch).item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_the_penalty_is_0_where_a_warm_up_begins_even_with_a_head_of_the_sites_own() -> None:
+    """One step, of a whole epoch: the penalty's gradient at its start is 0, so that mu changes nothing."""
+    own = LocalTraining(lr=1e-2, batch_size=64, warmup_epochs=1, warmup_init="independent")
+    heads = []
+    for mu in (0.0, 10.0):
+        with Trial(FedProx(local=own, proximal=Proximal(mu)), SMALL, "multilabel") as trial:
+            heads.append(trial.update("alpha").head["head.weight"])
+    assert torch.equal(*heads)
+
+
+# MOON
 
 
 def sent_last_time(site: SiteContext) -> dict[str, Tensor]:
@@ -50,27 +104,6 @@ def test_the_contrast_by_hand(
 ) -> None:
     one, two, three = (torch.tensor([v], dtype=torch.float64) for v in (z, received, previous))
     assert contrast(one, two, three, 0.5).item() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize(
-    ("label_type", "settings"),
-    [
-        ("multilabel", {"rows": "owners"}),
-        ("multilabel", {"label_view": "own"}),
-        ("multiclass", {"softmax": "balanced"}),
-    ],
-)
-def test_without_the_term_it_is_fedavg_with_the_neck(label_type: LabelType, settings: dict[str, Any]) -> None:
-    plain = federated(FedAvg(local=LOCAL, **settings), label_type, model=WITH_NECK)
-    assert same(federated(MOON(local=LOCAL, contrastive=Contrastive(mu=0), **settings), label_type), plain)
-    assert not same(federated(MOON(local=LOCAL, **settings), label_type), plain)
-
-
-@pytest.mark.complete
-def test_its_first_round_is_one_of_fedavg() -> None:
-    plain = federated(FedAvg(local=LOCAL), model=WITH_NECK, rounds=1)
-    assert same(federated(MOON(local=LOCAL, contrastive=Contrastive(mu=10)), rounds=1), plain)
 
 
 def test_a_previous_model_that_is_the_received_one_changes_no_gradient() -> None:
@@ -115,11 +148,6 @@ def test_the_loss_is_that_of_equations_1_and_3(label_type: LabelType) -> None:
         total += -math.log(near / (near + far))
     expected = supervised(batch).item() + 0.7 * total / len(batch)
     assert objective(batch).item() == pytest.approx(expected, abs=1e-10)
-
-
-def test_the_neck_is_added_where_there_is_none() -> None:
-    assert MOON().adapted(SMALL).neck == 256
-    assert MOON().adapted(replace(SMALL, neck=32)).neck == 32
 
 
 def test_a_site_keeps_what_it_sent_and_not_the_merge(tiny: Any) -> None:
@@ -182,47 +210,3 @@ def test_continued_it_ends_as_without_interruption(stopped_in: str, tiny: Any) -
     again = federation.server("cut")
     federate(again, Loop(federation.sites("cut")))
     assert (again.round, same(again.model, whole.model)) == (4, True)
-
-
-@pytest.mark.complete
-def test_resumed_on_the_command_line_it_ends_as_without_interruption(tmp_path: Path) -> None:
-    small = ["method=moon", "simulation.images=60", "simulation.held_out=40", "method.local.lr=0.01"]
-    job = with_settings(load_job("demo"), [*small, "rounds=3"])
-    run_job(job, "local", tmp_path / "whole")
-    run_job(with_settings(job, ["rounds=2"]), "local", tmp_path / "cut")
-    run_job(job, "local", tmp_path / "cut", resume=True)
-    one, two = (load_file(tmp_path / out / "model" / "model.safetensors") for out in ("whole", "cut"))
-    assert one.keys() == two.keys()
-    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
-
-
-@pytest.mark.complete
-def test_it_trains_on_documents(tmp_path: Path) -> None:
-    reports: list[Report] = [
-        (f"It shows {FINDINGS[i % 8].lower()}.", "", (FINDINGS[i % 8], FINDINGS[i % 5])) for i in range(240)
-    ]
-    root = write_openi(tmp_path / "openi", reports).parent
-    words = ["rounds=3", "method.local.lr=0.01", "simulation.clients=2", "model.vocabulary=corpus"]
-    models = []
-    for mu in (0.0, 5.0):
-        chosen = [*words, f"simulation.root={root}", "method=moon", f"method.contrastive.mu={mu}"]
-        job = with_settings(load_job("surgical_openi"), chosen)
-        folder = run_job(job, "local", tmp_path / f"r{mu}")
-        models.append(load_file(folder / "model" / "model.safetensors"))
-        lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-        assert all(site["train_loss"] > 0 for line in lines for site in line["sites"].values())
-    assert models[0]["neck.2.weight"].shape[0] == 256
-    assert not torch.equal(models[0]["neck.2.weight"], models[1]["neck.2.weight"])
-
-
-@pytest.mark.parametrize("mu", [0.01, 0.1, 1.0])
-def test_tables_6_and_8_of_fedmas_are_settings(mu: float) -> None:
-    words = ["method=moon", f"method.contrastive.mu={mu}", "method.softmax=balanced"]
-    method = with_settings(load_job("fedmas_tones"), words).method
-    assert isinstance(method, MOON)
-    assert (method.contrastive, method.softmax) == (Contrastive(mu), "balanced")
-
-
-def test_a_temperature_of_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="greater than 0"):
-        Contrastive(tau=0.0)
