@@ -13,6 +13,7 @@ from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
+from suture.models.classifier import Preprocessing
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
@@ -60,6 +61,23 @@ def configured(site: Site, **sections: dict[str, Any]) -> Site:
     own = {name: getattr(site.config, name).model_copy(update=keys) for name, keys in sections.items()}
     config = site.config.model_copy(update=own)
     return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
+
+
+class Precise:
+    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
+
+    def __init__(self, prepare: Preprocessing) -> None:
+        self.prepare, self.std = prepare, prepare.std
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.prepare(image).double()
+
+
+def precise(site: SiteContext) -> SiteContext:
+    """The site in double precision: its model, its images and its labels."""
+    prepare: Any = Precise(site.prepare)
+    samples = {split: replace(part, y=part.y.double()) for split, part in site.samples.items()}
+    return replace(site, model=site.model.double(), prepare=prepare, samples=samples)
 
 
 def train_round(

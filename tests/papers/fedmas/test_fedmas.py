@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import suture_papers.fedmas.fedmas as fedmas
 from one_step import equal
-from rounds import begun, context_of, first_task, train_round
+from rounds import begun, context_of, first_task, precise, train_round
 from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
@@ -168,21 +168,6 @@ def literal_round(
             adam.step()
         v = [a + b for a, b in zip(v, class_means(seen), strict=True)]
     return model, sum(a * b for a, b in zip(w, v, strict=True))
-
-
-class Precise:
-    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
-
-    def __init__(self, prepare: Preprocessing) -> None:
-        self.prepare, self.std = prepare, prepare.std
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return self.prepare(image).double()
-
-
-def precise(context: SiteContext) -> SiteContext:
-    """The site in double precision."""
-    return replace(context, model=context.model.double(), prepare=Precise(context.prepare))  # type: ignore[arg-type]
 
 
 SHORT = 13.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rounds import begun, train_round
+from rounds import begun, precise, train_round
 from small_hospitals import EVERY
 from suture.core.labels import LabelSet
 from suture.core.runtime import generator_for
@@ -222,10 +222,7 @@ def test_two_optimisers_transcribed(tiny: Any, rate: float) -> None:
     """A round of two Adams, each over one half of the model, with the other half taken out of the graph."""
     method = FedAlign(local=LOCAL, anchor_rate=rate)
     context, task = begun(tiny, method)
-    context.model.double()
-    train = context.samples["train"]
-    double = replace(train, y=train.y.double())
-    context = replace(context, samples={"train": double}, prepare=lambda image: image.double() / 255)  # type: ignore[arg-type]
+    context = precise(context)
     slow = copy.deepcopy(context.model)
     _, state = train_round(method, context, task, CTX)
     adams = _two_adams(slow, rate)

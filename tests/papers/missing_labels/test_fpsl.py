@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from federated import ROUND, at_site
+from rounds import precise
 from suture.core.labels import LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import Batch
@@ -70,13 +71,6 @@ def slow_loss(z: Tensor, batch: Batch, label_type: LabelType, weights: Tensor) -
     return total / max(count, 1)
 
 
-def double(site: SiteContext) -> SiteContext:
-    """The site with images and labels of double precision, as `at_site` gives it a model."""
-    prepare: Any = lambda image: type(site.prepare).__call__(site.prepare, image).double()  # noqa: E731
-    samples = {split: replace(part, y=part.y.double()) for split, part in site.samples.items()}
-    return replace(site, prepare=prepare, samples=samples)
-
-
 def pairs(site: SiteContext, local: LocalTraining) -> Iterator[tuple[Batch, Batch]]:
     """A and B of each step of two epochs."""
     shuffle, noise, second = (
@@ -94,7 +88,7 @@ def test_it_is_the_slow_transcription(label_type: LabelType, name: str) -> None:
     """Every parameter after two epochs of plain SGD."""
     site, received = at_site(FPSL(local=SGD), label_type, name)
     received = replace(received, channels={k: t.double() for k, t in received.channels.items()})
-    site, weights = double(site), received.channels.get(NAME, torch.ones(len(received.labels)))
+    site, weights = precise(site), received.channels.get(NAME, torch.ones(len(received.labels)))
     model = copy.deepcopy(site.model).train().requires_grad_(True)
     steps = 0
     for a, b in pairs(site, SGD):
@@ -124,7 +118,7 @@ def test_a_step_is_clipped_as_a_whole() -> None:
     """One step of plain SGD is as long as the clip allows, over extractor and head together."""
     local = replace(SGD, epochs=1, batch_size=18, lr=1.0, clip=1e-3)
     site, received = at_site(FPSL(local=local))
-    site, before = double(site), copy.deepcopy(site.model)
+    site, before = precise(site), copy.deepcopy(site.model)
     FPSL(local=local).train(site, received, replace(ROUND, local=local))
     moves = zip(site.model.parameters(), before.parameters(), strict=True)
     assert sum((p - q).detach().square().sum().item() for p, q in moves) ** 0.5 == pytest.approx(
