@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 
@@ -14,218 +11,174 @@ from federated import LOCAL, federated, same
 from suture.core.labels import LabelType
 from suture.data.batch import Augmentation
 from suture.learning.training import LocalTraining
-from suture.methods.base import GlobalModel
+from suture.methods import METHODS
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
-from suture.models import ModelSpec
 from suture_papers.ark.ark import Ark
-from suture_papers.drift.fedprox import FedProx, Proximal
+from suture_papers.drift.fedprox import Proximal
 from suture_papers.drift.moon import MOON, Contrastive
-from suture_papers.missing_labels.condist import ConDist, Distillation
+from suture_papers.missing_labels.condist import Distillation
 from suture_papers.missing_labels.confident import Thresholds
-from suture_papers.missing_labels.fedmlp import FedMLP, Tagging
-from suture_papers.missing_labels.fednml import FedNML
-from suture_papers.missing_labels.fedpu import FedPU, PositiveUnlabelled
-from suture_papers.missing_labels.fedrs import FedRS, Restricted
+from suture_papers.missing_labels.fedmlp import Tagging
+from suture_papers.missing_labels.fedpu import PositiveUnlabelled
+from suture_papers.missing_labels.fedrs import Restricted
 from suture_papers.missing_labels.fedvls import FedVLS, LogitSuppression, VacantDistillation
-from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
+from suture_papers.missing_labels.fixmatch import PseudoLabels
 from suture_papers.missing_labels.fpsl import FPSL
-from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
-from suture_papers.rare_classes.fedlc import Calibrated, FedLC
-from suture_papers.rare_classes.focal import Focal, FocalFedAvg
-from suture_papers.rare_classes.ldam import LDAM, LabelDistributionMargin
+from suture_papers.missing_labels.fssl import ReceivedLabels
+from suture_papers.rare_classes.fedlc import Calibrated
+from suture_papers.rare_classes.focal import Focal
+from suture_papers.rare_classes.ldam import LabelDistributionMargin
 from suture_synthetic import trial
 from suture_synthetic.method_checks import SMALL
 
-WITH_NECK = replace(SMALL, neck=256)
-COSINE = replace(SMALL, head="cosine")
-SGD = LocalTraining(lr=0.1, batch_size=8, epochs=2, optimiser="sgd", momentum=0.0)
-WARM = LocalTraining(batch_size=8, warmup_epochs=3, warmup_lr=1e-2)
+pytestmark = pytest.mark.complete
+
 PLAIN = Augmentation()
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """A model of random weights is as sure as this."""
 
-MASKED: dict[str, Any] = {"rows": "owners", "unknown": "masked"}
-EQUAL: dict[str, Any] = {"weights": "equal", "unknown": "masked", "class_weights": "none"}
-BALANCED: dict[str, Any] = {"rows": "owners", "softmax": "balanced"}
-UNWEIGHTED: dict[str, Any] = {"unknown": "masked", "class_weights": "none"}
-OWN_EQUAL: dict[str, Any] = {"label_view": "own", "weights": "equal"}
-OWN_MASKED: dict[str, Any] = {"label_view": "own", "unknown": "masked"}
-CONSTANT: dict[str, Any] = {"first": 1.0, "last": 1.0}
-CONFIDENT: tuple[tuple[Any, str, Any], ...] = (
-    (FixMatch, "pseudo_labels", PseudoLabels),
-    (FSSL, "received_labels", ReceivedLabels),
+MASKED = {"rows": "owners", "unknown": "masked"}
+ABSENT = {"rows": "owners", "unknown": "negative"}
+UNWEIGHTED = {"unknown": "masked", "class_weights": "none"}
+MULTI, ONE = "multilabel", "multiclass"
+
+Settings = dict[str, Any]
+PROXIMAL, CONTRASTIVE = (
+    ({"proximal": Proximal(0)}, {"proximal": Proximal(0.1)}),
+    {"contrastive": Contrastive(mu=0)},
 )
+FREE, GRADED = ({"restricted": Restricted(1.0, graded=g)} for g in (False, True))
+UNCALIBRATED = {"calibrated": Calibrated(tau=0)}
+UNTAGGED = {"stage1": 0.0, "weak": PLAIN, "tagging": Tagging(negative=0.0, positive=0.0)}
+UNDISTILLED = {"distil": Distillation(first=0, last=0)}
+PSEUDO, PSEUDO_OFF = ({"pseudo_labels": PseudoLabels(weight=w, thresholds=EASY)} for w in (1, 0))
+RECEIVED, RECEIVED_OFF = ({"received_labels": ReceivedLabels(weight=w, thresholds=EASY)} for w in (1, 0))
+
+# A method, its part off and on, settings that it shares with FedAvg, and the type of labels.
+WITHOUT: list[tuple[str, Settings, Settings, Settings, LabelType]] = [
+    ("fedprox", *PROXIMAL, {}, "multilabel"),
+    ("fedprox", *PROXIMAL, {"label_view": "own", "weights": "equal"}, "multilabel"),
+    ("fedprox", *PROXIMAL, {"rows": "owners", "softmax": "balanced"}, "multiclass"),
+    ("moon", CONTRASTIVE, {}, {"rows": "owners"}, "multilabel"),
+    ("moon", CONTRASTIVE, {}, {"label_view": "own"}, "multilabel"),
+    ("moon", CONTRASTIVE, {}, {"softmax": "balanced"}, "multiclass"),
+    ("fedrs", FREE, {}, {"class_weights": "known"}, "multilabel"),
+    ("fedrs", GRADED, {}, {"class_weights": "none", "rows": "owners"}, "multilabel"),
+    ("fedrs", FREE, {}, {"softmax": "balanced"}, "multiclass"),
+    ("fedrs", GRADED, {}, {}, "multiclass"),
+    ("fedlc", UNCALIBRATED, {}, {}, "multiclass"),
+    ("fedlc", UNCALIBRATED, {}, {"rows": "owners"}, "multiclass"),
+    ("fedlc", UNCALIBRATED, {}, {"label_view": "own", "unknown": "masked"}, "multiclass"),
+    ("focal", {"focal": Focal(0)}, {}, {}, "multiclass"),
+    ("ldam", {"margin": LabelDistributionMargin(largest=0, start=1)}, {}, {}, "multiclass"),
+    ("fedpu", {"positive_unlabelled": PositiveUnlabelled(weight=0, prior=0.2)}, {}, {}, "multiclass"),
+    ("fednml", {"start": 1.0}, {"start": 0.0}, {"weights": "equal", **UNWEIGHTED}, "multilabel"),
+    ("fedmlp", UNTAGGED, {}, {"rows": "all", **UNWEIGHTED}, "multilabel"),
+    ("fedmlp", UNTAGGED, {}, {"rows": "owners", **UNWEIGHTED}, "multilabel"),
+    ("condist", UNDISTILLED, {}, MASKED, "multilabel"),
+    ("condist", UNDISTILLED, {}, MASKED, "multiclass"),
+    ("fixmatch", PSEUDO_OFF, PSEUDO, MASKED, "multilabel"),
+    ("fssl", RECEIVED_OFF, RECEIVED, MASKED, "multilabel"),
+]
 
 
-class Case(NamedTuple):
-    """`one` ends with the tensors of `two`, and `other` does not.
-
-    Attributes:
-        model: of `two`; the others adapt theirs.
-    """
-
-    one: Any
-    two: Any
-    other: Any = None
-    label_type: LabelType = "multilabel"
-    model: ModelSpec = SMALL
-    rounds: int = 2
+def method_of(name: str, **settings: Any) -> Any:
+    return METHODS[name](**{"local": LOCAL, **settings})
 
 
-def fedprox(mu: float, **more: Any) -> FedProx:
-    return FedProx(local=LOCAL, proximal=Proximal(mu), **more)
+@pytest.mark.parametrize(
+    ("name", "off", "on", "shared", "label_type"),
+    WITHOUT,
+    ids=[f"{row[0]}-{i}" for i, row in enumerate(WITHOUT)],
+)
+def test_without_its_part_it_is_fedavg(
+    name: str, off: Settings, on: Settings, shared: Settings, label_type: LabelType
+) -> None:
+    without = method_of(name, **shared, **off)
+    plain = federated(FedAvg(local=LOCAL, **shared), label_type, model=without.adapted(SMALL))
+    assert same(federated(without, label_type), plain)
+    assert not same(federated(method_of(name, **shared, **on), label_type), plain)
 
 
-def moon(mu: float, **more: Any) -> MOON:
-    return MOON(local=LOCAL, contrastive=Contrastive(mu=mu), **more)
+@pytest.mark.parametrize(
+    ("name", "off", "on"), [("fixmatch", PSEUDO_OFF, PSEUDO), ("fssl", RECEIVED_OFF, RECEIVED)]
+)
+def test_without_pseudo_labels_of_one_label_it_is_fedavg(name: str, off: Settings, on: Settings) -> None:
+    """What FedAvg teaches as absent is true: a labelled image has no other class."""
+    plain = federated(FedAvg(local=LOCAL, **ABSENT), "multiclass")
+    assert same(federated(method_of(name, **off), "multiclass"), plain)
+    assert not same(federated(method_of(name, **on), "multiclass"), plain)
 
 
-def fedrs(alpha: float, graded: bool, **more: Any) -> FedRS:
-    return FedRS(local=LOCAL, restricted=Restricted(alpha, graded=graded), **more)
+def test_the_first_round_of_moon_is_one_of_fedavg() -> None:
+    moon = MOON(local=LOCAL, contrastive=Contrastive(mu=10))
+    plain = federated(FedAvg(local=LOCAL), model=moon.adapted(SMALL), rounds=1)
+    assert same(federated(moon, rounds=1), plain)
 
 
-def fedlc(tau: float, **more: Any) -> FedLC:
-    return FedLC(local=LOCAL, calibrated=Calibrated(tau=tau), **more)
+@pytest.mark.parametrize("label_type", [MULTI, ONE])
+def test_where_the_head_alone_is_trained_fpsl_is_fedavg_of_owners(label_type: LabelType) -> None:
+    """As in a warm-up: A is what FedAvg draws, in each epoch, and B has nothing to teach."""
+    local = LocalTraining(batch_size=8, warmup_epochs=3, warmup_lr=1e-2)
+    plain = federated(FedAvg(local=local, **MASKED), label_type, rounds=1)
+    assert same(federated(FPSL(local=local), label_type, rounds=1), plain)
 
 
-def fedmlp(share: float, **more: Any) -> FedMLP:
-    tagging = Tagging(negative=share, positive=share)
-    return FedMLP(local=LOCAL, stage1=0.0, tagging=tagging, weak=PLAIN, **more)
+UNSEEN: Settings = {"thresholds": EASY, "weak": PLAIN}
+
+KNOWN: list[tuple[str, Settings, Settings, LabelType]] = [
+    ("fedpu", {"positive_unlabelled": PositiveUnlabelled(prior=0.2)}, {}, "multiclass"),
+    # e does not show beside a share.
+    ("fedvls", {"suppression": LogitSuppression(weight=0)}, {"softmax": "balanced"}, "multiclass"),
+    *(("condist", {"distil": Distillation(first=1, last=1)}, {}, kind) for kind in (MULTI, ONE)),
+    # Under the job's augmentation, here none. No second view is drawn: it would move batch norm.
+    *(
+        ("fixmatch", {"pseudo_labels": PseudoLabels(thresholds=EASY, weak=PLAIN)}, {}, kind)
+        for kind in (MULTI, ONE)
+    ),
+    *(
+        ("fssl", {"received_labels": ReceivedLabels(thresholds=EASY, weak=PLAIN)}, {}, kind)
+        for kind in (MULTI, ONE)
+    ),
+]
 
 
-def fedavg(**more: Any) -> FedAvg:
-    return FedAvg(local=LOCAL, **more)
+@pytest.mark.parametrize(
+    ("name", "settings", "shared", "label_type"), KNOWN, ids=[f"{row[0]}-{row[3]}" for row in KNOWN]
+)
+def test_where_all_is_known_it_is_fedavg(
+    name: str, settings: Settings, shared: Settings, label_type: LabelType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At sites that annotate every class, and have images of each."""
+    monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
+    plain = federated(FedAvg(local=LOCAL, **shared), label_type)
+    assert same(federated(method_of(name, **settings), label_type), plain)
 
 
-def without_a_part() -> dict[str, Case]:
-    """Of each method, with settings of FedAvg that its part must leave as they are."""
-    cases = {
-        "fedpu": Case(
-            FedPU(local=LOCAL, positive_unlabelled=PositiveUnlabelled(weight=0, prior=0.2)),
-            fedavg(),
-            FedPU(local=LOCAL),
-            "multiclass",
-        ),
-        "focal": Case(
-            FocalFedAvg(local=LOCAL, focal=Focal(0)), fedavg(), FocalFedAvg(local=LOCAL), "multiclass"
-        ),
-        "ldam": Case(
-            LDAM(local=LOCAL, margin=LabelDistributionMargin(largest=0, start=1)),
-            fedavg(),
-            LDAM(local=LOCAL),
-            "multiclass",
-            COSINE,
-        ),
-        "fednml": Case(FedNML(local=LOCAL, start=1.0, **EQUAL), fedavg(**EQUAL)),
-        "moon in its first round": Case(moon(10), fedavg(), None, "multilabel", WITH_NECK, rounds=1),
-    }
-    for number, (label_type, more) in enumerate(
-        (("multilabel", {}), ("multilabel", OWN_EQUAL), ("multiclass", BALANCED))
-    ):
-        avg = fedavg(**more)
-        cases[f"fedprox {number}"] = Case(fedprox(0, **more), avg, fedprox(0.1, **more), label_type)
-        cases[f"moon {number}"] = Case(moon(0, **more), avg, moon(5, **more), label_type, WITH_NECK)
-    for number, (label_type, graded, more) in enumerate(
-        (
-            ("multilabel", False, {"class_weights": "known"}),
-            ("multilabel", True, {"class_weights": "none", "rows": "owners"}),
-            ("multiclass", False, {"softmax": "balanced"}),
-            ("multiclass", True, {}),
-        )
-    ):
-        cases[f"fedrs {number}"] = Case(
-            fedrs(1.0, graded, **more), fedavg(**more), fedrs(0.5, graded, **more), label_type
-        )
-    for number, more in enumerate(({}, {"rows": "owners"}, OWN_MASKED)):
-        cases[f"fedlc {number}"] = Case(fedlc(0, **more), fedavg(**more), fedlc(0.5, **more), "multiclass")
-    for rows in ("all", "owners"):
-        more = {**UNWEIGHTED, "rows": rows}
-        cases[f"fedmlp {rows}"] = Case(fedmlp(0.0, **more), fedavg(**more))
-    for label_type in ("multilabel", "multiclass"):
-        none = ConDist(local=LOCAL, distil=Distillation(first=0, last=0))
-        cases[f"condist {label_type}"] = Case(none, fedavg(**MASKED), ConDist(local=LOCAL), label_type)
-        # As in a warm-up: A is what FedAvg draws, in each epoch, and B has nothing to teach.
-        warm = FedAvg(local=WARM, **MASKED)
-        cases[f"fpsl {label_type}"] = Case(FPSL(local=WARM), warm, FPSL(local=SGD), label_type, rounds=1)
-        # With one label an image, what FedAvg teaches as absent is true: a labelled image has no other class.
-        known = fedavg(rows="owners", unknown="masked" if label_type == "multilabel" else "negative")
-        for kind, name, term in CONFIDENT:
-            none, some = (kind(local=LOCAL, **{name: term(weight=w, thresholds=EASY)}) for w in (0, 1))
-            cases[f"{kind.__name__.lower()} {label_type}"] = Case(none, known, some, label_type)
-    return cases
-
-
-CASES = without_a_part()
-
-
-@cache
-def ended(
-    method: Any, label_type: LabelType, model: ModelSpec, rounds: int, sites: tuple[Any, ...]
-) -> GlobalModel:
-    """The model after the rounds at sites that annotate these classes."""
-    with patch.dict(trial.SITES, dict(sites), clear=True):
-        return federated(method, label_type, model=model, rounds=rounds)
-
-
-def holds(case: Case, sites: Mapping[str, tuple[str, ...]] = trial.SITES) -> bool:
-    of = case.label_type, case.rounds, tuple(sites.items())
-    two = ended(case.two, of[0], case.model, *of[1:])
-    if case.other is not None:
-        assert not same(ended(case.other, of[0], SMALL, *of[1:]), two)
-    return same(ended(case.one, of[0], SMALL, *of[1:]), two)
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("case", CASES)
-def test_without_its_part_it_is_another_method(case: str) -> None:
-    assert holds(CASES[case])
-
-
-def where_all_is_known() -> dict[str, Case]:
-    """At sites that annotate every class and have images of each."""
-    unsuppressed = FedVLS(local=LOCAL, suppression=LogitSuppression(weight=0))
-    undistilled = FedVLS(local=LOCAL, vacant=VacantDistillation(weight=0))
-    unlabelled = FedPU(local=LOCAL, positive_unlabelled=PositiveUnlabelled(prior=0.2))
-    cases = {
-        "fedpu": Case(unlabelled, fedavg(), None, "multiclass"),
-        # e does not show beside a share.
-        "fedvls suppressing": Case(undistilled, FedVLS(local=LOCAL), unsuppressed, "multiclass"),
-        "fedvls distilling": Case(unsuppressed, fedavg(softmax="balanced"), undistilled, "multiclass"),
-    }
-    for label_type in ("multilabel", "multiclass"):
-        one = ConDist(local=LOCAL, distil=Distillation(**CONSTANT))
-        cases[f"condist {label_type}"] = Case(one, fedavg(), None, label_type)
-        # Under the job's augmentation, here none. No second view is drawn: it would move batch norm.
-        for kind, name, term in CONFIDENT:
-            seen = kind(local=LOCAL, **{name: term(thresholds=EASY, weak=PLAIN)})
-            cases[f"{kind.__name__.lower()} {label_type}"] = Case(seen, fedavg(), None, label_type)
-    return cases
-
-
-KNOWN = where_all_is_known()
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("case", KNOWN)
-def test_where_all_is_known_it_is_another_method(case: str) -> None:
-    assert holds(KNOWN[case], dict.fromkeys(("alpha", "beta"), trial.CLASSES))
-
-
-@pytest.mark.complete
-def test_both_parts_of_fedvls_have_an_effect_where_classes_are_vacant() -> None:
+def test_both_parts_of_fedvls_have_an_effect_where_classes_are_vacant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: tuple[Settings, ...] = ({"vacant": VacantDistillation(0)}, {"suppression": LogitSuppression(0)})
     one = federated(FedVLS(local=LOCAL), "multiclass")
-    for part in ({"vacant": VacantDistillation(weight=0)}, {"suppression": LogitSuppression(weight=0)}):
+    for part in parts:
         assert not same(one, federated(FedVLS(local=LOCAL, **part), "multiclass"))
+    monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
+    undistilled, unsuppressed = (federated(FedVLS(local=LOCAL, **part), "multiclass") for part in parts)
+    known = federated(FedVLS(local=LOCAL), "multiclass")
+    assert (same(known, undistilled), same(known, unsuppressed)) == (True, False)
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+@pytest.mark.parametrize("label_type", [MULTI, ONE])
 def test_with_one_owner_of_each_class_and_no_teacher_ark_is_surgical_aggregation(
-    label_type: LabelType,
+    label_type: LabelType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row's mean over one site is that site's own."""
     plain, none = SurgicalAggregation(local=LOCAL), Ark(local=LOCAL, momentum=0, consistency=0)
-    assert not holds(Case(none, plain, None, label_type, WITH_NECK))
-    alone = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia",), "gamma": ("Fibrosis",)}
-    assert holds(Case(none, plain, Ark(local=LOCAL, momentum=0), label_type, WITH_NECK), alone)
+    with_neck = replace(SMALL, neck=256)
+    assert not same(federated(plain, label_type, model=with_neck), federated(none, label_type))
+    owners = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia",), "gamma": ("Fibrosis",)}
+    monkeypatch.setattr(trial, "SITES", owners)
+    alone = federated(plain, label_type, model=with_neck)
+    assert same(alone, federated(none, label_type))
+    assert not same(alone, federated(Ark(local=LOCAL, momentum=0), label_type))
