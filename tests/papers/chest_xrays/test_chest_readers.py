@@ -219,12 +219,6 @@ def test_labels_of_a_study_go_to_its_frontal_images(mimic: Path) -> None:
     assert [Path(name).stem for name in every.images] == ["a1-f", "a1-l", "a2-f", "b1-f"]
 
 
-@UNCERTAIN
-def test_what_uncertain_means_in_mimic(mimic: Path, rule: str, value: float) -> None:
-    y = load_table(of(mimic, uncertain=rule)).y
-    np.testing.assert_equal(float(y[1, CHEXPERT.names.index("Pneumonia")]), value)
-
-
 def test_cxr_lt_knows_the_twenty_findings_of_nih_and_chexpert(mimic: Path) -> None:
     table = load_table(of(mimic, LT))
     assert len(table.labels) == 25

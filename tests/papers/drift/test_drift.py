@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federated import LOCAL, ROUND, at_site, moved, objective_of, random_batch, same
-from rounds import conformant, reply_of
+from federated import LOCAL, ROUND, at_site, moved, objective_of, random_batch
+from rounds import reply_of
 from suture.core.labels import LabelType
-from suture.federation.loop import Loop, federate
+from suture.federation.loop import Loop
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.composed import Step
 from suture.methods.fedavg import FedAvg
@@ -106,23 +106,6 @@ def test_the_contrast_by_hand(
     assert contrast(one, two, three, 0.5).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_previous_model_that_is_the_received_one_changes_no_gradient() -> None:
-    """As in the program of Fed-MAS, in the first round: the loss is larger by mu ln 2, the gradient equal."""
-    gradients, losses = [], []
-    for kept in (False, True):
-        site, task = at_site(MOON(local=LOCAL))
-        round_ = replace(ROUND, kept=sent_last_time(site) if kept else {})
-        objective = objective_of(MOON(contrastive=Contrastive(mu=3)), site, task, round_)
-        moved(site.model)
-        loss = objective(random_batch(8, len(task.labels), "multilabel"))
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
-        gradients.append([p.grad for p in site.model.parameters() if p.grad is not None])
-    assert losses[1] - losses[0] == pytest.approx(3 * math.log(2), abs=1e-12)
-    for one, two in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
 def test_the_loss_is_that_of_equations_1_and_3(label_type: LabelType) -> None:
     """Image by image, with the cosine and the exponentials written out."""
@@ -191,22 +174,3 @@ def test_received_and_previous_model_are_in_eval_mode_and_stay_as_they_are(
             assert all(torch.equal(t, before[k]) for k, t in split_state(model.state_dict())[0].items())
     trained = split_state(site.model.state_dict())[0]
     assert all(not torch.equal(t, before[name]) for name, t in trained.items() if "running_mean" in name)
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("stopped_in", ["between", "within"])
-def test_continued_it_ends_as_without_interruption(stopped_in: str, tiny: Any) -> None:
-    """Stopped after round 2, or in round 3 with every site trained and nothing committed."""
-    method = conformant("moon")
-    whole = tiny(method, rounds=4).run("whole")
-    federation = tiny(method, rounds=4)
-    server, loop = federation.server("cut"), Loop(federation.sites("cut"))
-    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
-    for _ in range(2):
-        server.close_round(loop.exchange("train", server.assign(), server.receiver()))
-    if stopped_in == "within":
-        loop.exchange("train", server.assign(), server.receiver())
-    del server, loop
-    again = federation.server("cut")
-    federate(again, Loop(federation.sites("cut")))
-    assert (again.round, same(again.model, whole.model)) == (4, True)

@@ -20,7 +20,6 @@ from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import MILD, Augmentation
 from suture.federation.plan import Plan
-from suture.federation.site.diagnostics import FILE
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext, validation_loss
 from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
@@ -340,16 +339,3 @@ def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
     one, two = sent
     assert one.header == two.header
     assert equal(one.tensors, two.tensors)
-
-
-@pytest.mark.parametrize("listening", [True, False])
-def test_a_site_writes_it_down_where_its_configuration_says_so(listening: bool, tiny: Any) -> None:
-    federation = tiny(METHOD, model=replace(CNN, projection=5))
-    config = federation.configs["alpha"]
-    storage = config.storage.model_copy(update={"diagnostics": listening})
-    federation.configs["alpha"] = config.model_copy(update={"storage": storage})
-    site = federation.sites()["alpha"]
-    context, task = bench_of(tiny)
-    site.trainer.__dict__["prior"] = context.prior
-    site.answer(task)
-    assert (site.folder / FILE).exists() is listening

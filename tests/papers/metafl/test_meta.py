@@ -338,12 +338,6 @@ def test_batches_share_the_data_out_and_come_again() -> None:
         batch_of(site, 1, 13, 0)
 
 
-def test_a_table_that_is_sorted_by_its_label_gives_mixed_batches() -> None:
-    site = numbered_site("a", numbered((torch.arange(200) >= 100).float()))
-    halves = [half for round_ in range(1, 11) for half in batch_of(site, round_, 10, 0)]
-    assert all(0 < half.y.sum() < len(half) for half in halves)
-
-
 def halves(made: Any, out: str) -> dict[str, dict[str, torch.Tensor]]:
     """What sites hold after a round of steps too small to see, shared rows and own ones together."""
     made.run(out)

@@ -178,16 +178,6 @@ def test_phases(settings: dict[str, Any], rounds: int, phases: list[tuple[str, i
 # Mistakes of the published program
 
 
-def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
-    x = torch.tensor([[1.0, 3], [3, 1]])
-    none = measure(features_as_they_are(x, torch.tensor([[0.0], [0]])))
-    some = measure(features_as_they_are(x, torch.tensor([[0.0], [1]])))
-    assert images_of(none) == [[2, 0, 0]]
-    updates = [an_update(s[PROTOTYPES], torch.tensor(images_of(s)), s[DEGREE], "A") for s in (none, some)]
-    after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).channels[PROTOTYPES]
-    assert after[0, 1].tolist() == [3, 1]
-
-
 def test_a_class_that_nobody_counted_keeps_its_prototypes() -> None:
     silent = an_update(torch.zeros(2, 2, 3), torch.zeros(2, 3), torch.zeros(2), "A", "B")
     after = FedMLP().aggregate(before(3, "A", "B", value=0.7), [silent], STAGE_2).channels
@@ -263,19 +253,6 @@ def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
     assert torch.equal(second[first != 0], first[first != 0])
     assert int((second != 0).sum()) > int((first != 0).sum())
     assert first.shape == (4, len(context.samples["train"]))
-
-
-def test_tags_follow_their_class_when_another_one_joins(tiny: Any) -> None:
-    """The state is of three classes in another order; Hernia is new and so has no tag."""
-    _, one = tagging_round(tiny)
-    tags = one["tags"]
-    held = one | {"tags": tags[[3, 0, 2]]}
-    method = FedMLP(local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0))
-    context, task = begun(tiny, method)
-    packed = Packed(held, {"labels": ["Nodule", "Fibrosis", "Mass"], "phase": "stage-2"})
-    _, after = train_round(method, context, task, STAGE_2, packed)
-    assert torch.equal(after["tags"][0], tags[0])
-    assert not after["tags"][1:].any()
 
 
 def test_tags_are_labels_of_the_loss() -> None:

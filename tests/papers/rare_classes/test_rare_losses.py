@@ -16,7 +16,7 @@ from federated import LOCAL, ROUND, at_site, moved, objective_of, random_batch
 from one_step import site_of
 from suture.core.labels import LabelSet
 from suture.learning.losses import masked_ce
-from suture.learning.training import LocalRound, Loss
+from suture.learning.training import Loss
 from suture.methods.composed import Supervised
 from suture.models import build
 from suture.protocol.messages import TaskData
@@ -174,42 +174,29 @@ def test_ldam_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "late"),
-    [(1, [1]), (2, [2]), (4, [4]), (5, [5]), (10, [9, 10]), (200, list(range(161, 201)))],
+    ("start", "rounds", "late"),
+    [
+        (0.8, 1, [1]),
+        (0.8, 2, [2]),
+        (0.8, 5, [5]),
+        (0.8, 10, [9, 10]),
+        (0.8, 200, list(range(161, 201))),
+        (0.29, 100, list(range(30, 101))),  # .29 x 100 is 28.999... in binary
+        (1, 10, []),
+    ],
 )
-def test_the_switch_is_at_four_fifths_of_the_phase(rounds: int, late: list[int]) -> None:
+def test_the_switch_is_at_four_fifths_of_the_phase(start: float, rounds: int, late: list[int]) -> None:
     """r >= floor(.8 R) with r from 0; a phase of one round has floor(.8) = 0, and weighs from its start."""
-    part = LabelDistributionMargin()
-    round_ = LocalRound(LOCAL, "average", 1, 1, phase_rounds=rounds)
+    part, round_ = LabelDistributionMargin(start=start), replace(ROUND, phase_rounds=rounds)
     found = [r for r in range(1, rounds + 1) if part.begins(replace(round_, phase_round=r))]
     assert found == late
 
 
 def test_a_warm_up_of_one_round_does_not_begin_it() -> None:
     method = LDAM(local=replace(LOCAL, warmup_epochs=1))
-    begun = {
-        phase.name: method.margin.begins(
-            LocalRound(LOCAL, "average", 1, 1, phase=phase.name, phase_rounds=phase.rounds)
-        )
-        for phase in method.phases(2)
-    }
+    rounds = {p.name: replace(ROUND, phase=p.name, phase_rounds=p.rounds) for p in method.phases(2)}
+    begun = {name: method.margin.begins(round_) for name, round_ in rounds.items()}
     assert begun == {"warm-up": False, "main": True}
-
-
-def test_rounds_are_of_whole_numbers_where_a_share_is_none_of_the_computers() -> None:
-    """.29 x 100 is 28.999... in binary."""
-    round_ = LocalRound(LOCAL, "average", 1, 1, phase_rounds=100)
-    part = LabelDistributionMargin(start=0.29)
-    assert not part.begins(replace(round_, phase_round=29))
-    assert part.begins(replace(round_, phase_round=30))
-
-
-def test_without_deferral_all_classes_weigh_alike_to_the_end() -> None:
-    z, y, known = torch.randn(6, 3), torch.eye(3).repeat(2, 1), torch.ones(6, 3, dtype=torch.bool)
-    part = LabelDistributionMargin(start=1)
-    first, last = (loss_of(part, [9, 3, 1], r)(z, y, known) for r in (1, 10))
-    assert torch.equal(first, last)
-    assert not torch.equal(first, loss_of(LabelDistributionMargin(), [9, 3, 1], 10)(z, y, known))
 
 
 def slow_ldam(
