@@ -83,15 +83,14 @@ WITHOUT: list[tuple[str, Settings, Settings, Settings, LabelType]] = [
 ]
 
 
+NUMBERED = [f"{row[0]}-{[r[0] for r in WITHOUT[:i]].count(row[0])}" for i, row in enumerate(WITHOUT)]
+
+
 def method_of(name: str, **settings: Any) -> Any:
     return METHODS[name](**{"local": LOCAL, **settings})
 
 
-@pytest.mark.parametrize(
-    ("name", "off", "on", "shared", "label_type"),
-    WITHOUT,
-    ids=[f"{row[0]}-{i}" for i, row in enumerate(WITHOUT)],
-)
+@pytest.mark.parametrize(("name", "off", "on", "shared", "label_type"), WITHOUT, ids=NUMBERED)
 def test_without_its_part_it_is_fedavg(
     name: str, off: Settings, on: Settings, shared: Settings, label_type: LabelType
 ) -> None:

@@ -155,7 +155,7 @@ def test_what_is_no_weight_is_refused_by_the_sites_name(factor: float) -> None:
     with refused("beta", "round 3", factor, by=RescueFactorError):
         check_rescue(factor, "beta", 3)
     check_rescue(LEAST, "beta", 3)
-    assert FedMAS().egress(Layout({}, {})).class_weight[0] == LEAST  # and the server takes none below
+    assert FedMAS().egress(Layout({}, {})).weight[0] == LEAST  # and the server takes none below
 
 
 @pytest.mark.complete
