@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from one_step import context_with
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.core.labels import LabelType
@@ -46,10 +47,7 @@ class Model:
 def at_site(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> SiteContext:
     """A site with features ``[n, d]`` and labels ``[n, c]``, NaN where unknown."""
     samples = Samples({"x": x}, y, tuple(map(str, range(len(x)))))
-    none: Any = None
-    model: Any = Model(labels, x.shape[1])
-    device = torch.device("cpu")
-    return SiteContext("alpha", model, {"train": samples}, none, none, device, batch_size=4, **more)
+    return context_with(Model(labels, x.shape[1]), samples, batch_size=4, **more)
 
 
 def sent(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> Update:

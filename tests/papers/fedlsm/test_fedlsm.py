@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from rounds import begun, train_round
 from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.data.batch import Batch
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models.classifier import Classifier, Layout
@@ -58,12 +58,9 @@ def test_rows_are_weighted_by_what_was_counted() -> None:
     torch.testing.assert_close(after.head["head.weight"], torch.tensor([[2.0, 1.0], [5.0, 5.0], [3.0, 1.0]]))
     torch.testing.assert_close(after.head["head.bias"], torch.tensor([2.0, 5.0, 3.0]))
     assert after.shared["theta"].item() == pytest.approx(4)
-
-
-def test_a_class_that_nobody_counted_keeps_its_row() -> None:
-    before = start([[7.0, 7.0]] * 3)
-    after = FedLSM().aggregate(before, [update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)], CTX)
-    assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]
+    silent = update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)
+    after = FedLSM().aggregate(start([[7.0, 7.0]] * 3), [silent], CTX)
+    assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]  # what nobody counted stays
 
 
 def test_the_teacher_follows() -> None:
@@ -87,12 +84,7 @@ def bench_of(tiny: Any, method: FedLSM) -> tuple[SiteContext, TaskData]:
 METHOD = FedLSM(
     local=LocalTraining(lr=1e-2, iterations=3, batch_size=8, betas=(0.9, 0.99), weight_decay=5e-4),
     teaching=Teaching(
-        start_round=1,
-        positive=0.505,
-        negative=0.495,
-        mixed_positive=0.5,
-        mixed_negative=0.5,
-        mixed=2,
+        start_round=1, mixed=2, positive=0.505, negative=0.495, mixed_positive=0.5, mixed_negative=0.5
     ),
 )
 ROUND = LocalRound(METHOD.local, "average", 0, 1)
@@ -145,44 +137,35 @@ def test_larger_subsets_than_the_site_has_and_batches_of_mixtures_alone_are_refu
         MeanTeacher(METHOD.teaching, context, replace(ROUND, local=replace(METHOD.local, batch_size=2)), None)
 
 
+WEIGHT = torch.tensor([2.0, 1.0, 0.5, 3.0])
+
+
+def lesson(context: SiteContext, **how: Any) -> tuple[Tensor, Batch, float]:
+    """Logits, the first batch without mixtures, and their loss under class weights."""
+    sure = replace(METHOD.teaching, enhancing="none", positive=0.9, negative=0.0, **how)
+    lessons = MeanTeacher(sure, context, ROUND, WEIGHT)
+    g, s = torch.Generator().manual_seed(0), torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    batch = next(iter(lessons.batches(g, g)))
+    assert 0 < batch.known.sum() < 32
+    return s, batch, float(lessons.loss(s, batch))
+
+
 def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     """Mean of all entries, the teacher's probability where it is unsure, times the mean masked weight."""
-    method = replace(
-        METHOD,
-        teaching=replace(METHOD.teaching, loss="program", enhancing="none", positive=0.9, negative=0.0),
-    )
-    context, _ = bench_of(tiny, method)
-    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = MeanTeacher(method.teaching, context, replace(ROUND, local=method.local), weight)
-    g = torch.Generator().manual_seed(0)
-    batch = next(iter(lessons.batches(g, g)))
-    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    s, batch, found = lesson(bench_of(tiny, METHOD)[0], loss="program")
     bce = torch.nn.functional.binary_cross_entropy_with_logits(s, batch.y)
-    expected = bce * (batch.known * weight).mean()
-    assert 0 < batch.known.sum() < 32
-    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+    assert found == pytest.approx(float(bce * (batch.known * WEIGHT).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("start", [1, 2])
 def test_the_class_weight_on_both_terms_scales_the_loss_of_the_class(start: int, tiny: Any) -> None:
     """w_c (-t ln p - (1 - t) ln(1 - p)) over sure entries, / (8 x 4); before pseudo-labels as well."""
-    how = replace(
-        METHOD.teaching, loss="both", enhancing="none", positive=0.9, negative=0.0, start_round=start
-    )
-    context, _ = bench_of(tiny, replace(METHOD, teaching=how))
-    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = MeanTeacher(how, context, replace(ROUND, local=METHOD.local), weight)
-    g = torch.Generator().manual_seed(0)
-    batch = next(iter(lessons.batches(g, g)))
-    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    context, _ = bench_of(tiny, METHOD)
+    s, batch, found = lesson(context, loss="both", start_round=start)
     p = torch.sigmoid(s)
-    each = weight * (-batch.y * p.log() - (1 - batch.y) * (1 - p).log())
-    expected = each[batch.known].sum() / 32
-    assert 0 < batch.known.sum() < 32
-    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
-    paper = MeanTeacher(replace(how, loss="paper"), context, replace(ROUND, local=METHOD.local), weight)
-    g.manual_seed(0)
-    assert float(paper.loss(s, next(iter(paper.batches(g, g))))) != pytest.approx(float(expected), rel=1e-3)
+    each = WEIGHT * (-batch.y * p.log() - (1 - batch.y) * (1 - p).log())
+    assert found == pytest.approx(float(each[batch.known].sum() / 32), rel=1e-5)
+    assert lesson(context, loss="paper", start_round=start)[2] != pytest.approx(found, rel=1e-3)
 
 
 def test_views_that_are_made_ahead_change_no_byte(tiny: Any) -> None:
@@ -242,37 +225,22 @@ LIMITS = Thresholds(positive=0.85, negative=0.005, best=0.95)
 T, F = True, False
 
 
-def mask(rows: Sequence[Sequence[bool]]) -> Tensor:
-    return torch.tensor(rows)
-
-
-def test_entropy_of_several_labels_is_that_of_the_unknown_ones() -> None:
-    p = torch.tensor([[0.9, 0.5, 0.25], [0.5, 0.1, 0.0]])
-    known = mask([[T, F, F], [T, F, F]])
-    quarter = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / math.log(2)
-    tenth = -(0.1 * math.log(0.1) + 0.9 * math.log(0.9)) / math.log(2)
-    assert MULTI.entropy(p, known, "paper").tolist() == pytest.approx([(1 + quarter) / 2, tenth / 2])
-
-
-def test_where_nothing_is_unknown_every_class_counts() -> None:
-    p = torch.tensor([[0.5, 0.5]])
-    assert MULTI.entropy(p, mask([[T, T]]), "paper").item() == pytest.approx(1)
-
-
-def test_entropy_of_the_program_lacks_a_term() -> None:
-    p = torch.tensor([[0.9, 0.5, 0.25]])
-    expected = -(0.5 * math.log(0.5) + 0.25 * math.log(0.25)) / 3
-    assert MULTI.entropy(p, mask([[T, F, F]]), "program").item() == pytest.approx(expected)
-
-
-def test_entropy_of_a_single_label() -> None:
+def test_entropy_by_hand() -> None:
+    """Of several labels that of the unknown ones, or of all where none is; the program's lacks a term."""
+    p, known = torch.tensor([[0.9, 0.5, 0.25], [0.5, 0.1, 0.0]]), torch.tensor([[T, F, F]] * 2)
+    bits = [-(v * math.log2(v) + (1 - v) * math.log2(1 - v)) for v in (0.25, 0.1)]
+    paper = MULTI.entropy(p, known, "paper").tolist()
+    assert paper == pytest.approx([(1 + bits[0]) / 2, bits[1] / 2])
+    assert MULTI.entropy(p[:1, 1:2], torch.tensor([[T]]), "paper").item() == pytest.approx(1)
+    program = MULTI.entropy(p, known, "program")[0].item()
+    assert program == pytest.approx(-(0.5 * math.log(0.5) + 0.25 * math.log(0.25)) / 3)
     p = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
-    assert SINGLE.entropy(p, mask([[T, F, F]] * 2), "paper").tolist() == pytest.approx([1.5 * math.log(2), 0])
+    assert SINGLE.entropy(p, known, "paper").tolist() == pytest.approx([1.5 * math.log(2), 0])
 
 
 def test_pseudo_labels_of_several_labels() -> None:
     p = torch.tensor([[0.99, 0.85, 0.005, 0.5]])
-    targets = MULTI.targets(p, torch.zeros(1, 4), mask([[T, F, F, F]]), LIMITS, "paper")
+    targets = MULTI.targets(p, torch.zeros(1, 4), torch.tensor([[T, F, F, F]]), LIMITS, "paper")
     assert targets.sure.tolist() == [[T, T, T, F]]
     assert targets.made.tolist() == [[F, T, T, F]]
     assert targets.y[0, :3].tolist() == [0, 1, 0]  # the label goes before what the teacher thinks
@@ -283,7 +251,7 @@ def test_pseudo_labels_of_a_single_label() -> None:
     """Labelled; unlabelled and sure; unlabelled and unsure; sure of a class that it is known not to be."""
     p = torch.tensor([[0.0, 0.97, 0.03], [0.01, 0.96, 0.03], [0.1, 0.5, 0.4], [0.96, 0.02, 0.02]])
     y = torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
-    known = mask([[T, F, F]] * 4)
+    known = torch.tensor([[T, F, F]] * 4)
     targets = SINGLE.targets(p, y, known, LIMITS, "paper")
     assert targets.sure[:, 0].tolist() == [T, T, F, F]
     assert targets.made[:, 0].tolist() == [F, T, F, F]
@@ -294,18 +262,18 @@ def test_pseudo_labels_of_a_single_label() -> None:
 
 
 def test_what_the_program_does_with_mixtures() -> None:
-    p, known = torch.tensor([[0.5, 0.99, 0.6]]), mask([[T, F, F]])
+    p, known = torch.tensor([[0.5, 0.99, 0.6]]), torch.tensor([[T, F, F]])
     several = MULTI.targets(p, torch.ones(1, 3), known, LIMITS, "program", mixing=True)
     assert several.sure.tolist() == [[F, T, F]]
     assert several.y[0, 0] == 1
     p, y = torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([[1.0, 0, 0], [0, 0, 0]])
-    single = SINGLE.targets(p, y, mask([[T, F, F]] * 2), LIMITS, "program", mixing=True)
+    single = SINGLE.targets(p, y, torch.tensor([[T, F, F]] * 2), LIMITS, "program", mixing=True)
     assert single.sure[:, 0].tolist() == [T, F]
 
 
 def test_a_mixture_is_taught_what_both_images_are() -> None:
-    one = Targets(torch.tensor([[1.0, 0.0]]), mask([[T, T]]), mask([[F, F]]))
-    other = Targets(torch.tensor([[0.0, 1.0]]), mask([[T, F]]), mask([[T, F]]))
+    one = Targets(torch.tensor([[1.0, 0.0]]), torch.tensor([[T, T]]), torch.tensor([[F, F]]))
+    other = Targets(torch.tensor([[0.0, 1.0]]), torch.tensor([[T, F]]), torch.tensor([[T, F]]))
     mixed = mix(one, other, 0.75)
     assert mixed.y.tolist() == [[0.75, 0.25]]
     assert mixed.sure.tolist() == [[T, F]]
@@ -313,7 +281,9 @@ def test_a_mixture_is_taught_what_both_images_are() -> None:
 
 def test_loss_of_several_labels_by_hand() -> None:
     """Two images, two classes: a positive of weight 3, a negative, a pseudo-positive, an unsure entry."""
-    targets = Targets(torch.tensor([[1.0, 0.0], [0.3, 1.0]]), mask([[T, T], [F, T]]), mask([[F, F], [F, T]]))
+    targets = Targets(
+        torch.tensor([[1.0, 0.0], [0.3, 1.0]]), torch.tensor([[T, T], [F, T]]), torch.tensor([[F, F], [F, T]])
+    )
     losses = MULTI.losses(torch.zeros(2, 2), targets.y, torch.tensor([3.0, 1.0]))
     total = torch.sum(losses * MULTI.weights(targets))
     assert float(total) == pytest.approx((3 + 1 + 1) * math.log(2) / 4)
@@ -323,8 +293,8 @@ def test_loss_of_a_single_label_by_hand() -> None:
     """Two labelled, one pseudo-labelled and two unsure images, of three classes all alike to the student."""
     targets = Targets(
         torch.eye(3)[[0, 1, 2, 0, 0]],
-        mask([[x] * 3 for x in (T, T, T, F, F)]),
-        mask([[x] * 3 for x in (F, F, T, F, F)]),
+        torch.tensor([[x] * 3 for x in (T, T, T, F, F)]),
+        torch.tensor([[x] * 3 for x in (F, F, T, F, F)]),
     )
     losses = SINGLE.losses(torch.zeros(5, 3), targets.y, None)
     total = torch.sum(losses * SINGLE.weights(targets))

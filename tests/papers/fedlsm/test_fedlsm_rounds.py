@@ -6,16 +6,16 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from one_step import context_with
 from rounds import Precise, train_round
 from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for, seed_for
-from suture.data.batch import Augmentation, Samples, augment, endless
+from suture.data.batch import Samples, augment, endless
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
 from suture.models import build
@@ -72,8 +72,7 @@ def site_of(task: LabelType) -> tuple[SiteContext, TaskData]:
             model.head.weight.mul_(20)  # else the teacher is as sure of one image as of another
     shared, head = split_state(copy.deepcopy(model.state_dict()))
     train = Samples({"image": images}, y, tuple(map(str, range(IMAGES))))
-    prepare: Any = Precise(SMALL.preprocessing)
-    site = SiteContext("site", model, {"train": train}, prepare, Augmentation(), torch.device("cpu"))
+    site = replace(context_with(model, train, "site"), prepare=Precise(SMALL.preprocessing))  # type: ignore[arg-type]
     return site, TaskData("train", 1, labels=LABELS, shared=shared, head=head)
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from one_step import equal
+from one_step import context_with, equal
 from rounds import reply_of, train_round
 from suture.core.errors import DataError, FederationError
 from suture.core.labels import LabelSet
 from suture.core.runtime import generator_for
-from suture.data.batch import Augmentation, Batch, Samples
+from suture.data.batch import Batch, Samples
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
@@ -82,12 +82,10 @@ def test_fl_counts_every_site_once_or_by_its_samples() -> None:
     """phi = 1 at a site of 10 samples and 4 at one of 30: (1 + 4)/2, and (10 * 1 + 30 * 4)/40 of Eq. 2."""
     model = GlobalModel((), {"w": torch.zeros(1, dtype=torch.float64)}, {})
     phi = {n: {"w": torch.full((1,), w, dtype=torch.float64)} for n, w in ((10, 1.0), (30, 4.0))}
+    sites = {n: context_with(text_model(0), silo(0, n)) for n in phi}
     for weights, after in (("equal", 2.5), ("images", 3.25)):
-        method = FL(weights=weights)
-        updates = [
-            Update(1, (), own, {}, ones(()), weight=method.weight(context("a", text_model(0), silo(0, n))))
-            for n, own in phi.items()
-        ]
+        method: Any = FL(weights=weights)
+        updates = [Update(1, (), own, {}, ones(()), weight=method.weight(sites[n])) for n, own in phi.items()]
         assert method.aggregate(model, updates, at(1)).shared["w"].item() == after
 
 
@@ -99,9 +97,7 @@ def test_half_of_the_text_model() -> None:
     state = model.state_dict()
     half = {name: len(t) for name, t in PMFL().sharing.parts(state, {})[0].items()}
     assert half.pop("backbone.embedding.weight") == 10
-    assert half.keys() == {
-        name for name in state if ".lstm." in name
-    }  # nothing of an output layer of one row
+    assert half.keys() == {name for name in state if ".lstm." in name}  # no half of one row of output
     assert set(half.values()) == {64}
     assert set(PMFL().sharing.local(model)) == set(state)  # a site keeps all of it
     assert not MetaFL().sharing.local(model)
@@ -132,11 +128,6 @@ def order_of(site: str, n: int) -> Tensor:
     return torch.randperm(n, generator=generator_for(0, site, "batches"))
 
 
-def context(name: str, model: Classifier, samples: Samples) -> SiteContext:
-    prepare, cpu = ModelSpec().preprocessing, torch.device("cpu")
-    return SiteContext(name, model, {"train": samples}, prepare, Augmentation(), cpu)
-
-
 def federation(
     method: Any, rounds: int, sizes: tuple[int, ...] = (24, 24)
 ) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
@@ -153,7 +144,7 @@ def federation(
             load_tensors(model, method.sharing.put(model.state_dict(), {**shared, **rows}))
             update, _ = train_round(
                 method,
-                context(site, model, silo(i, sizes[i])),
+                context_with(model, silo(i, sizes[i]), site),
                 TaskData("train", labels=TARGET.names, shared=shared, head=rows),
                 at(round_),
             )
@@ -288,12 +279,10 @@ def test_second_derivatives_are_taken_without_cudnn(
 def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
     found = []
     for device in ("cpu", "cuda"):
-        site = context("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
-        method = MetaFL(local=LOCAL, order=order, batches=3)
-        update, _ = train_round(
-            method, replace(site, device=torch.device(device)), TaskData("train", labels=TARGET.names), at(1)
-        )
-        found.append(update.shared)
+        site = context_with(text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
+        site = replace(site, device=torch.device(device))
+        task = TaskData("train", labels=TARGET.names)
+        found.append(train_round(MetaFL(local=LOCAL, order=order, batches=3), site, task, at(1))[0].shared)
     for name, one in found[0].items():
         torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)
 
@@ -308,13 +297,6 @@ def test_only_a_recurrent_network_loses_cudnn(name: str, enabled: bool) -> None:
 
 # A site: its batches, where its half begins, and what is refused
 
-SPEC = ModelSpec("cnn", size=16)
-
-
-def numbered_site(name: str, train: Samples) -> SiteContext:
-    model = build(SPEC, LabelSet(("x",)), 1, pretrained=False)
-    return SiteContext(name, model, {"train": train}, SPEC.preprocessing, Augmentation(), torch.device("cpu"))
-
 
 def numbered(y: torch.Tensor) -> Samples:
     """Rows that say which they are."""
@@ -322,8 +304,8 @@ def numbered(y: torch.Tensor) -> Samples:
 
 
 def test_batches_share_the_data_out_and_come_again() -> None:
-    data = numbered(torch.zeros(24))
-    site = numbered_site("a", data)
+    data, model = numbered(torch.zeros(24)), text_model(0)
+    site = context_with(model, data, "a")
     order = torch.randperm(24, generator=generator_for(0, "a", "batches")).tolist()
 
     def rows(round_: int, of: SiteContext = site, seed: int = 0) -> list[int]:
@@ -333,40 +315,26 @@ def test_batches_share_the_data_out_and_come_again() -> None:
     # 24 rows in 5 batches of 4; the last 4 of the order are left out.
     assert passed == order[:20]
     assert rows(7) == rows(2)
-    assert rows(2, numbered_site("b", data)) != rows(2) != rows(2, seed=1)
+    assert rows(2, context_with(model, data, "b")) != rows(2) != rows(2, seed=1)
     with refused("a has 24", "batches=3", by=DataError):
         batch_of(site, 1, 13, 0)
-
-
-def halves(made: Any, out: str) -> dict[str, dict[str, torch.Tensor]]:
-    """What sites hold after a round of steps too small to see, shared rows and own ones together."""
-    made.run(out)
-    return {
-        name: {
-            key: tensor
-            for key, tensor in load(
-                made.folder / out / "sites" / name / "round-000001.safetensors"
-            ).tensors.items()
-            if key.endswith("weight") and "head" not in key
-        }
-        for name in ("alpha", "beta")
-    }
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("init", ["server", "own"])
 def test_a_sites_own_half_begins_where_the_job_says(init: Any, tiny: Any) -> None:
-    method = PMFL(local=replace(INNER, lr=1e-30), batches=2, share=Share(init=init))
-    made = tiny(method, {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=1)
-    found = halves(made, "one")
-    assert len(found["alpha"]) > 3
-    for name, mine in found["alpha"].items():
-        theirs, half = found["beta"][name], len(mine) // 2
+    """After a round of steps too small to see, in a run and in another one."""
+    made = tiny(PMFL(local=replace(INNER, lr=1e-30), batches=2, share=Share(init=init)), LABELS, rounds=1)
+    found, again = (states(made.run(out).record.folder, 1) for out in ("one", "two"))
+    names = [n for n in found if n.startswith("alpha") and n.endswith("weight") and "head" not in n]
+    assert len(names) > 3
+    for name in names:
+        mine, theirs = found[name], found[name.replace("alpha", "beta")]
+        half = len(mine) // 2
+        assert torch.equal(mine, again[name])
         assert torch.equal(mine[:half], theirs[:half])
         if mine.dim() > 1:  # batch norm begins with ones everywhere
             assert torch.equal(mine[half:], theirs[half:]) == (init == "server")
-    again = halves(made, "two")
-    assert all(torch.equal(t, again[s][name]) for s, own in found.items() for name, t in own.items())
 
 
 @pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}, {"compile": "kernels"}])
@@ -447,8 +415,7 @@ def test_a_server_and_sites_that_die_before_a_commit_end_with_the_same_bytes(
     monkeypatch.undo()
     federate(made.server("cut"), Loop(made.sites("cut")))
     assert equal(states(made.folder / "cut"), whole)
-    assert {float(tensor) for name, tensor in whole.items() if name.endswith("/step")} == {
-        4.0
-    }  # the server's
+    steps = {float(tensor) for name, tensor in whole.items() if name.endswith("/step")}
+    assert steps == {4.0}  # Adam's, of the server
     halves = [whole[f"{site}/fixed/head.weight"] for site in LABELS]
     assert not torch.equal(*halves)  # each site's own, or there would be nothing to lose

@@ -27,7 +27,7 @@ from suture.methods import METHODS
 from suture.models import ModelSpec
 from suture_papers.chest_xrays.chexpert import SPELLINGS
 from suture_papers.metafl.fl import FL
-from suture_papers.metafl.single_target import SingleTargetSites, build_disease_tables, slug
+from suture_papers.metafl.single_target import SingleTargetSites, build_disease_tables
 from world import refused, write_table
 
 # Disease tables
@@ -198,10 +198,6 @@ def test_diseases_that_contradict_each_other_are_refused(
     with refused(*named, by=ConfigError):
         sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["pmfl"]())
     assert not (tmp_path / "s").exists()
-
-
-def test_a_slug_is_made_of_words() -> None:
-    assert slug("Enlarged Cardiom. (x/y)") == "enlarged-cardiom-x-y"
 
 
 @pytest.mark.parametrize("name", ["mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from federated import same
+from one_step import context_with
 from rounds import begun, reply_of, train_round
 from small_hospitals import EVERY
 from suture.core.errors import ConfigError
@@ -23,7 +24,6 @@ from suture.federation.loop import Loop
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
-from suture.models import ModelSpec
 from suture.models.classifier import Classifier
 from suture.protocol.messages import Abstain, Update
 from suture.protocol.packing import Packed, unpack
@@ -46,25 +46,12 @@ HALF = Tagging(negative=0.5, positive=0.5)
 STAGE_2 = RoundContext(2, Phase("stage-2", 3), 1)
 
 
-def features_as_they_are(
-    x: Tensor, y: Tensor, names: tuple[str, ...] = ("A", "B", "C"), **more: Any
-) -> SiteContext:
+def features_as_they_are(x: Tensor, y: Tensor, of: tuple[str, ...] = (), **more: Any) -> SiteContext:
     """A site whose images are features ``[n, d]``, with labels ``[n, c]``, NaN where unknown."""
-    labels = LabelSet(names[: y.shape[1]])
+    labels, who = LabelSet(("A", "B", "C")[: y.shape[1]]), tuple(map(str, range(len(y))))
     model = Classifier(nn.Identity(), x.shape[1], labels, reads=("x",)).to(x.dtype)
-    who = tuple(map(str, range(len(y))))
-    samples = Samples({"x": x}, y, who, more.pop("of", who))
-    preprocessing, identified = ModelSpec("cnn", size=16).preprocessing, ~y.isnan().any(dim=0)
-    return SiteContext(
-        "alpha",
-        model,
-        {"train": samples},
-        preprocessing,
-        PLAIN,
-        torch.device("cpu"),
-        identified=identified,
-        **more,
-    )
+    samples = Samples({"x": x}, y, who, of or who)
+    return context_with(model, samples, identified=~y.isnan().any(dim=0), **more)
 
 
 def of_all(site: SiteContext, seed: int = 0) -> Tensor:
@@ -123,12 +110,9 @@ def before(width: int, *labels: str, value: float = 0.0, dtype: torch.dtype = to
 
 def test_owners_prototypes_count_by_their_images() -> None:
     """30 and 10 images with the class, P_1 = (1, 0) and (0, 1): (.75, .25)."""
-    one = an_update(
-        torch.tensor([[[2.0, 0], [1, 0]]]), torch.tensor([[70.0, 30, 0]]), torch.tensor([0.0]), "A"
-    )
-    two = an_update(
-        torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), torch.tensor([0.0]), "A"
-    )
+    zero = torch.tensor([0.0])
+    one = an_update(torch.tensor([[[2.0, 0], [1, 0]]]), torch.tensor([[70.0, 30, 0]]), zero, "A")
+    two = an_update(torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), zero, "A")
     after = FedMLP().aggregate(before(2, "A"), [one, two], STAGE_2).channels
     assert after[PROTOTYPES].tolist() == [[[1.0, 1.0], [0.75, 0.25]]]
 

@@ -325,13 +325,16 @@ def test_the_odds_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(counts) > 70
 
 
-def test_colour_by_hand() -> None:
+def test_colour_and_mirror_by_hand() -> None:
     image = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1)
     assert colour(image, 1.0, 0.5, 0.5).flatten().tolist() == [1.5, 3.5]
     assert colour(image, 0.0, 0.5, 0.5).flatten().tolist() == [0.5, 2.5]
     assert colour(image, 0.5, 0.0, 0.5).flatten().tolist() == [2, 2]  # no saturation: the mean of channels
     assert colour(image, 0.5, 1.0, 0.5).flatten().tolist() == [0, 4]
     assert colour(image, 0.5, 0.5, 1.0).flatten().tolist() == [0.5, 3.5]  # contrast 1.5 around 2
+    image = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 1, 3)
+    assert flip(image, 0.4).flatten().tolist() == [3, 2, 1]
+    assert flip(image, 0.6).flatten().tolist() == [1, 2, 3]
 
 
 def test_a_crop_moves_by_an_eighth_of_the_side_at_most() -> None:
@@ -351,12 +354,6 @@ def test_a_hole_has_half_the_side() -> None:
     assert not holed[..., 2:6, 2:6].any()
     assert int((cut(image, 0.0, 0.0, 0.0) == 0).sum()) == 2 * 4  # half of each side is beyond the border
     assert image.all()
-
-
-def test_a_mirror_in_half_of_the_draws() -> None:
-    image = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 1, 3)
-    assert flip(image, 0.4).flatten().tolist() == [3, 2, 1]
-    assert flip(image, 0.6).flatten().tolist() == [1, 2, 3]
 
 
 def test_zoom_and_rotation_leave_the_image_in_the_middle_of_their_range() -> None:
