@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -194,24 +195,28 @@ def test_a_round_is_that_of_the_equations(
     assert not done.scalars
 
 
-def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
-    context, task = bench_of(tiny)
-    seen: list[int] = []
+def watched(context: SiteContext, see: Callable[[Tensor], None]) -> SiteContext:
+    """The site under augmentation, with a prior that shows its images."""
 
-    class Counting(Mean):
+    class Watching(Mean):
         def forward(self, image: Tensor) -> Tensor:
-            seen.append(len(image))
+            see(image)
             return super().forward(image)
 
     assert context.prior is not None
-    prior = replace(context.prior, network=Counting())
-    context = replace(context, prior=prior, augmentation=MILD)
-    plain = replace(METHOD, prior_view="plain")
-    for _ in range(2):
-        train_round(plain, context, task, CTX)
-    assert sum(seen) == 15
-    train_round(plain, replace(context, cache={}), task, CTX)  # as in another process
-    assert sum(seen) == 15
+    return replace(context, prior=replace(context.prior, network=Watching()), augmentation=MILD)
+
+
+def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
+    context, task = bench_of(tiny)
+    seen: list[int] = []
+    context, plain = (
+        watched(context, lambda image: seen.append(len(image))),
+        replace(METHOD, prior_view="plain"),
+    )
+    for cache in (context.cache, context.cache, {}):  # the last as in another process
+        train_round(plain, replace(context, cache=cache), task, CTX)
+        assert sum(seen) == 15
     train_round(METHOD, context, task, CTX)
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
@@ -219,16 +224,8 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
 def test_the_prior_computes_in_the_precision_of_the_model(tiny: Any) -> None:
     """In single precision a large prior would take longer than the model that it guides."""
     context, task = bench_of(tiny)
-    types: list[torch.dtype] = []
-
-    class Convolved(Mean):
-        def forward(self, image: Tensor) -> Tensor:
-            types.append(torch.nn.functional.conv2d(image, torch.ones(1, 1, 2, 2)).dtype)
-            return super().forward(image)
-
-    assert context.prior is not None
-    prior = replace(context.prior, network=Convolved())
-    context = replace(context, prior=prior, augmentation=MILD)
+    kernel, types = torch.ones(1, 1, 2, 2), list[torch.dtype]()
+    context = watched(context, lambda image: types.append(torch.conv2d(image, kernel).dtype))
     for half in (None, torch.bfloat16):
         types.clear()
         context.model.compute_in(half)
@@ -291,20 +288,16 @@ def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: A
 
 def test_the_best_epoch_of_the_warm_up_is_kept(tiny: Any) -> None:
     """Of three epochs, steps too long, not the last is best; the rescue factor is of all three."""
-    received = replace(CTX, phase=Phase("warm-up", 1, "head", 20.0, 3, keep_best=True))
-    context, task = bench_of(tiny)
-    kept, _ = train_round(METHOD, context, task, received)
-    losses, ends = [], []
-    for epochs in (1, 2, 3):
+    warm, losses, ends = Phase("warm-up", 1, "head", 20.0, 3, keep_best=True), [], []
+    for phase in (*(replace(warm, epochs=n, keep_best=False) for n in (1, 2, 3)), warm):
         context, task = bench_of(tiny)
-        phase = replace(received.phase, epochs=epochs, keep_best=False)
-        ends.append(train_round(METHOD, context, task, replace(received, phase=phase))[0])
+        ends.append(train_round(METHOD, context, task, replace(CTX, phase=phase))[0])
         losses.append(validation_loss(context, loss_of(METHOD.loss, "multilabel")))
     best = losses.index(min(losses))
     assert best < 2
-    assert all(torch.equal(tensor, ends[best].head[name]) for name, tensor in kept.head.items())
-    assert not torch.equal(kept.head["head.weight"], ends[2].head["head.weight"])
-    assert kept.weight == ends[2].weight
+    assert equal(dict(ends[3].head), dict(ends[best].head))
+    assert not equal(dict(ends[3].head), dict(ends[2].head))
+    assert ends[3].weight == ends[2].weight
 
 
 # What it tells of each class: for a simulation's report, and in no update

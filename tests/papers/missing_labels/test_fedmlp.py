@@ -42,7 +42,8 @@ from world import refused
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 WARM = LocalTraining(warmup_epochs=1)
 PLAIN = Augmentation()
-HALF = Tagging(negative=0.5, positive=0.5)
+HALF, NONE = (Tagging(negative=share, positive=share) for share in (0.5, 0.0))
+TAGGING = FedMLP(local=LOCAL, tagging=HALF)
 STAGE_2 = RoundContext(2, Phase("stage-2", 3), 1)
 
 
@@ -54,9 +55,9 @@ def features_as_they_are(x: Tensor, y: Tensor, of: tuple[str, ...] = (), **more:
     return context_with(model, samples, identified=~y.isnan().any(dim=0), **more)
 
 
-def of_all(site: SiteContext, seed: int = 0) -> Tensor:
+def of_all(seed: int = 0) -> Tensor:
     """Prototypes ``[4, 2, d]`` of all classes."""
-    return torch.rand(4, 2, site.model.head.in_features, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(4, 2, 128, generator=torch.Generator().manual_seed(seed))
 
 
 def logit(p: Tensor) -> Tensor:
@@ -141,6 +142,8 @@ def test_shares_by_hand() -> None:
     tags = Tagging().tags(s[order].unsqueeze(1), torch.ones(1250, 1, dtype=torch.bool)).flatten()
     assert sorted(order[tags == ABSENT].tolist()) == [995, 996, 997, 998, 999]
     assert sorted(order[tags == PRESENT].tolist()) == [1248, 1249]
+    assert 0.29 * 100 < 29
+    assert Tagging().number(0.29, 100) == 29  # rounded down as it is written
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_small_sites_tag_only_where_a_minimum_says_so() -> None:
     tags = Tagging(minimum=2).tags(s, candidates).flatten()
     assert tags.nonzero().flatten().tolist() == [0, 1, 96, 97]
     assert tags[[0, 1, 96, 97]].tolist() == [PRESENT, PRESENT, ABSENT, ABSENT]
-    assert not Tagging(negative=0.0, positive=0.0, minimum=2).tags(s, candidates).any()
+    assert not replace(NONE, minimum=2).tags(s, candidates).any()
     assert int(Tagging(minimum=500).tags(s, candidates).abs().sum()) == 98
 
 
@@ -196,119 +199,85 @@ def test_a_run_notes_sites_that_are_too_small_to_tag() -> None:
     assert not FedMLP(tagging=Tagging(minimum=1)).class_facts(statistics).notes
 
 
-def test_shares_that_binary_fractions_miss_are_rounded_down_as_written() -> None:
-    assert 0.29 * 100 < 29
-    assert Tagging().number(0.29, 100) == 29
-
-
 def test_a_class_without_both_prototypes_is_never_tagged(tiny: Any) -> None:
     """The server's are zeros before owners have sent some; zeros are alike to no image."""
-    method = FedMLP(local=LOCAL, tagging=Tagging(minimum=3))
-    context, _ = begun(tiny, method)
-    prototypes = of_all(context)
+    prototypes = of_all()
     prototypes[0, 1] = 0  # of Fibrosis nobody has an image
-    context, task = begun(tiny, method, prototypes=prototypes)
-    _, state = train_round(method, context, task, STAGE_2)
-    assert state["tags"].abs().sum(dim=1).tolist()[0] == 0
-    assert state["tags"].abs().sum(dim=1).tolist()[1] > 0
+    _, _, state = stage_2(tiny, FedMLP(local=LOCAL, tagging=Tagging(minimum=3)), prototypes)
+    assert state["tags"].any(dim=1).tolist() == [False, True, False, False]  # two are the site's own
 
 
 # Tags at a site
 
 
-def tagging_round(
-    tiny: Any, state: dict[str, Tensor] | None = None, seed: int = 0, labels: tuple[str, ...] = EVERY
-) -> tuple[SiteContext, dict[str, Tensor]]:
-    method = FedMLP(local=LOCAL, tagging=HALF)
-    context, _ = begun(tiny, method)
-    context, task = begun(tiny, method, prototypes=of_all(context, seed))
-    packed = Packed(state or {}, {"labels": list(labels), "phase": "stage-2"})
-    _, after = train_round(method, context, task, STAGE_2, packed)
-    return context, after
+def stage_2(
+    tiny: Any, method: FedMLP, prototypes: Tensor, state: Mapping[str, Tensor] | None = None
+) -> tuple[SiteContext, Update, dict[str, Tensor]]:
+    """A round of the second stage, from a state."""
+    context, task = begun(tiny, method, prototypes=prototypes)
+    packed = Packed(dict(state or {}), {"labels": list(EVERY), "phase": "stage-2"})
+    return context, *train_round(method, context, task, STAGE_2, packed)
 
 
 def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
-    context, one = tagging_round(tiny)
-    _, two = tagging_round(tiny, one, seed=1)
+    context, _, one = stage_2(tiny, TAGGING, of_all())
+    _, _, two = stage_2(tiny, TAGGING, of_all(1), one)
     first, second = one["tags"], two["tags"]
-    own = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
-    assert not first[own].any()
-    assert first[~own].any(dim=1).all()
+    assert first.shape == (4, len(context.samples["train"]))
+    assert first.any(dim=1).tolist() == [name not in ("Mass", "Nodule") for name in EVERY]
     assert torch.equal(second[first != 0], first[first != 0])
     assert int((second != 0).sum()) > int((first != 0).sum())
-    assert first.shape == (4, len(context.samples["train"]))
 
 
 def test_tags_are_labels_of_the_loss() -> None:
     """Where a label has come meanwhile, it counts: the first image has its first class."""
     y = torch.tensor([[1.0, math.nan, math.nan], [0.0, math.nan, math.nan]])
     tags = torch.tensor([[ABSENT, PRESENT, 0], [0, 0, ABSENT]], dtype=torch.int8)
-    found, known = (
-        with_tags(features_as_they_are(torch.ones(2, 2), y), tags)
-        .samples["train"]
-        .targets(torch.tensor([0, 1]))
-    )
+    train = with_tags(features_as_they_are(torch.ones(2, 2), y), tags).samples["train"]
+    found, known = train.targets(torch.tensor([0, 1]))
     assert known.tolist() == [[True, True, False], [True, False, True]]
     assert found.tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 def test_the_second_stage_learns_from_tags(tiny: Any) -> None:
     """One round with them and one without, from the same model."""
-    updates = []
-    for tagging in (HALF, Tagging(negative=0.0, positive=0.0)):
-        method = FedMLP(local=LOCAL, tagging=tagging, weak=PLAIN)
-        context, _ = begun(tiny, method)
-        context, task = begun(tiny, method, prototypes=of_all(context))
-        updates.append(train_round(method, context, task, STAGE_2)[0])
-    assert not torch.equal(updates[0].head["head.weight"][0], updates[1].head["head.weight"][0])
+    methods = (FedMLP(local=LOCAL, tagging=tagging, weak=PLAIN) for tagging in (HALF, NONE))
+    one, two = (stage_2(tiny, method, of_all())[1].head["head.weight"][0] for method in methods)
+    assert not torch.equal(one, two)
 
 
 def test_the_second_stage_may_hold_what_has_no_tag(tiny: Any) -> None:
     """By default only weight decay moves the row of a class that has neither labels nor tags."""
-    rows = []
     for consistency in (False, True):
-        method = FedMLP(
-            local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0), consistency=consistency, weak=PLAIN
-        )
+        method = FedMLP(local=LOCAL, tagging=NONE, consistency=consistency, weak=PLAIN)
         context, task = begun(tiny, method)
         update, _ = train_round(method, context, task, STAGE_2)
-        rows.append((update.head["head.bias"] - task.head["head.bias"])[:2])
-    assert not rows[0].any()
-    assert rows[1].any()
+        moved = (update.head["head.bias"] - task.head["head.bias"])[:2]
+        assert bool(moved.any()) == consistency
 
 
 def test_prototypes_leave_from_the_end_of_the_first_stage_on(tiny: Any) -> None:
-    method = FedMLP(local=LOCAL)
+    """Those of the trained model, which the context holds then, and of plain images."""
     for name, round_, sends in (("stage-1", 1, False), ("stage-1", 2, True), ("stage-2", 1, True)):
-        context, task = begun(tiny, method)
-        update, _ = train_round(method, context, task, RoundContext(1, Phase(name, 2), 1, round_))
-        assert bool(update.channels[PROTOTYPES].any()) == sends
-        assert bool(update.channels[OF_PROTOTYPES].any()) == sends
-        assert bool(update.channels[OF_DEGREE].any()) == sends
-
-
-def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> None:
-    method = FedMLP(local=LOCAL)
-    context, task = begun(tiny, method)
-    update, _ = train_round(method, context, task, STAGE_2)
-    again = measure(context)  # the context holds the trained model
-    assert all(torch.equal(update.channels[name], again[name]) for name in again)
+        context, task = begun(tiny, TAGGING)
+        update, _ = train_round(TAGGING, context, task, RoundContext(1, Phase(name, 2), 1, round_))
+        for channel, tensor in measure(context).items():
+            assert bool(update.channels[channel].any()) == sends or channel == DEGREE
+            assert torch.equal(update.channels[channel], tensor) == sends or channel == DEGREE
 
 
 def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
     """Mass is the site's own, and six of its labels are missing: tags stand there in the loss alone."""
-    method = FedMLP(local=LOCAL, tagging=HALF)
-    context, task = begun(tiny, method, prototypes=of_all(begun(tiny, method)[0]))
+    context, task = begun(tiny, TAGGING, prototypes=of_all())
     train, mass = context.samples["train"], EVERY.index("Mass")
     y = train.y.clone()
     y[:6, mass] = math.nan
     partly = replace(context, samples={"train": replace(train, y=y)})
-    update, kept = train_round(method, partly, task, STAGE_2)
+    update, kept = train_round(TAGGING, partly, task, STAGE_2)
     assert kept["tags"][mass].any()
     labels = [float((y[:, mass] == kind).sum()) for kind in (0, 1)]
     assert update.channels[OF_PROTOTYPES][mass].tolist() == labels
-    again = measure(partly)
-    assert torch.equal(update.channels[PROTOTYPES], again[PROTOTYPES])
+    assert torch.equal(update.channels[PROTOTYPES], measure(partly)[PROTOTYPES])
 
 
 @pytest.mark.parametrize("phase", ["stage-1", "stage-2"])
