@@ -87,21 +87,6 @@ def test_the_official_lists_decide_and_a_patient_stays_together(tmp_path: Path) 
     assert at_fault(config.model_copy(update={"lists": lists}))[0].startswith("Data_Entry_2017.csv rows 3, 4")
 
 
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_whole_of_nih_is_read(data_root: Path) -> None:
-    folder = data_root / "nih_metadata"
-    table = load_table(NihConfig(root=folder, table=folder / "Data_Entry_2017_v2020.csv.gz"))
-    assert (len(table), len(set(table.patients))) == (112_120, 30_805)
-    # Wang et al. (2017) count the same images.
-    counts = [11559, 2776, 4667, 2303, 13317, 2516, 1686, 227, 19894, 5782, 6331, 3385, 1431, 5302]
-    assert table.y.sum(axis=0).tolist() == counts
-    assert table.split.count("test") == 25_596
-    learning = {p for p, s in zip(table.patients, table.split, strict=True) if s != "test"}
-    validation = {p for p, s in zip(table.patients, table.split, strict=True) if s == "validation"}
-    assert len(validation) == pytest.approx(0.125 * len(learning), abs=1)
-
-
 # CheXpert
 
 

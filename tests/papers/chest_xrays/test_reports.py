@@ -16,7 +16,7 @@ from suture.core.errors import DataError
 from suture.data.readers import load_table, read_table
 from suture_papers.chest_xrays.chexpert import SPELLINGS
 from suture_papers.chest_xrays.mimic import MimicReportsConfig
-from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
+from suture_papers.chest_xrays.openi import OpeniConfig
 from world import refused, write_table
 
 FILES = {
@@ -151,15 +151,3 @@ def test_broken_and_repeated_reports_are_faults(tmp_path: Path) -> None:
     for name in ("2.xml, 4.xml", "9foo", "9shift_jis", "9utf-7", "9undefined", "9base64", "9idna"):
         assert name in broken
     assert "7.xml: " in twice
-
-
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_archive_is_read(data_root: Path) -> None:
-    reading = read_table(openi(data_root / "openi_reports" / "NLMCXR_reports.tgz", labels=FINDINGS))
-    table = reading.table
-    assert (len(table), reading.absent, reading.faults) == (3927, 28, ())
-    assert table.labels.names[:2] == ("Pleural Effusion", "Markings")
-    assert (table.y == 1).sum(axis=0).tolist() == [161, 163, 196, 274, 305, 332, 375, 455]
-    assert np.isnan(table.y).any(axis=1).sum() == 95
-    assert sizes(table) == [2749, 392, 786]

@@ -140,18 +140,3 @@ def test_a_torn_row_and_another_table_are_told(tmp_path: Path) -> None:
     write_table(config.table, [["picture", "patient"], ["a.png", 1]])
     with refused(FOLDS, TRUTH, by=DataError):
         load_table(config)
-
-
-@pytest.mark.data
-def test_the_real_folds_are_read(data_root: Path) -> None:
-    folder = data_root / "hyperkvasir_splits"
-    table = load_table(HyperKvasirConfig(root=folder, table=folder / f"{FOLDS}.gz", fold=4))
-    counts = dict(zip(LABELS, table.y.sum(axis=0).astype(int).tolist(), strict=True))
-    assert (len(table), max(counts.values()), min(counts.values())) == (10_662, 1148, 6)
-    assert (counts["BBPS 2-3"], counts["Hemorrhoids"], counts["Ileum"]) == (1148, 6, 9)
-    assert Counter(table.split) == {"train": 7640, "validation": 848, "test": 2174}
-    # Every class is in every test fold and in training.
-    assert all((table.of(part).y.sum(axis=0) > 0).all() for part in ("train", "test"))
-    two = load_table(HyperKvasirConfig(root=folder, table=folder / "2_fold_split.csv.gz", fold=1))
-    assert Counter(two.split)["test"] == 5338
-    assert set(two.images) == set(table.images)

@@ -152,29 +152,6 @@ def test_tables_without_any_text_or_label(path: Path) -> None:
         load_table(eicu(path))
 
 
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_demo_is_read(data_root: Path) -> None:
-    path = data_root / "eicu_demo" / "patient.csv.gz"
-    reading = read_table(eicu(path))
-    table = reading.table
-    assert (len(table), reading.absent, reading.faults) == (2350, 170, ())
-    assert table.labels.names == (
-        "Asthma",
-        "CHF",
-        "CVA",
-        "Cardiomyopathy",
-        "Pneumonia",
-        "Pulmonary",
-        "Sepsis",
-    )
-    assert (table.y == 1).sum(axis=0).tolist() == [10, 101, 54, 10, 101, 140, 285]
-    assert np.isnan(table.y).any(axis=1).sum() == 198
-    assert len(load_table(eicu(path, labels_from="diagnosis")).labels) == 18
-    parts = dict(zip(table.patients, table.split, strict=True))
-    assert all(parts[who] == part for who, part in zip(table.patients, table.split, strict=True))
-
-
 # Sites of eICU
 
 
@@ -238,10 +215,3 @@ def test_rows_of_one_text_are_one_document_of_several_labels(tmp_path: Path) -> 
     write_table(config.table, [NOTES[0], NOTES[-1]])
     with refused("'transcription'", by=DataError):
         load_table(config)
-
-
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_whole_table_is_read(data_root: Path) -> None:
-    table = load_table(MtsamplesConfig(table=data_root / "mtsamples" / "mtsamples.csv.gz"))
-    assert (len(table), len(table.labels), (table.y == 1).sum()) == (2357, 40, 4964)

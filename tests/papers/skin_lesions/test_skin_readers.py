@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from public_tables import at_fault, change, moved, sizes
 from suture.core.errors import ConfigError, DataError
-from suture.data.images import ImageSource
 from suture.data.readers import load_table, read_table
 from suture.data.table import SPLITS
 from suture_papers.skin_lesions import flamby, isic
@@ -133,20 +131,6 @@ def test_another_table_is_told(tmp_path: Path, kind: Any) -> None:
             load_table(kind(root=tmp_path, table=table))
 
 
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_real_metadata_are_read(data_root: Path) -> None:
-    folder = data_root / "ham10000_112px"
-    table = load_table(IsicConfig(root=folder, table=folder / METADATA))
-    assert table.y.sum(axis=0).tolist() == [887, 5372, 404, 261, 887, 87, 114]
-    parts = {s: set(table.of(s).patients) for s in SPLITS}
-    assert sum(map(len, parts.values())) == len(set(table.patients)) < len(table) == 8_012
-    assert len(parts["train"]) == pytest.approx(0.7 * len(set(table.patients)), abs=1)
-    with ImageSource(folder / "images.tar") as source:
-        assert all(name in source for name in table.images)
-        assert source.read(table.images[0], color=True).shape == (84, 112, 3)
-
-
 # FLamby
 
 # Image, class and whether it trains: twenty of each class.
@@ -253,23 +237,3 @@ def test_skin_tones(tmp_path: Path) -> None:
     change(path, "skin_tone", "tone")
     with refused("'skin_tone'", by=DataError):
         tones(path)
-
-
-@pytest.mark.complete
-@pytest.mark.data
-def test_the_real_lists_are_the_training_images_of_the_real_table(data_root: Path) -> None:
-    folder = data_root / "flamby_isic"
-    path = folder / f"{flamby.TRUTH}.gz"
-    whole, of, found = load_table(FlambyConfig(root=folder, table=path)), centres(path), []
-    assert Counter(whole.split)["test"] == 4650
-    y = dict(zip(whole.images, whole.y.argmax(axis=1).tolist(), strict=True))
-    for k in range(6):
-        table = folder / f"train_flamby_isic_fl_{k}_1.csv.gz"
-        own = load_table(FlambyConfig(root=folder, table=table))
-        here = np.array([of[image] == k for image in whole.images]) & (np.array(whole.split) != "test")
-        assert set(own.images) == set(whole.rows(here).images)
-        found.append(len(own))
-        # No class that a centre has is missing in its training images.
-        assert ((own.of("train").y.sum(axis=0) > 0) == (own.y.sum(axis=0) > 0)).all()
-        assert own.y.argmax(axis=1).tolist() == [y[image] for image in own.images]
-    assert found == [9930, 3163, 2691, 1807, 655, 351]
