@@ -22,8 +22,8 @@ from suture.core.runtime import generator_for
 from suture.data.batch import MILD, Augmentation
 from suture.federation.plan import Plan
 from suture.learning.losses import balanced_ce
-from suture.learning.training import LocalTraining, SiteContext, validation_loss
-from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
@@ -269,7 +269,7 @@ def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
         train_round(METHOD, replace(context, prior=replace(context.prior, width=7)), task, CTX)
 
 
-# Without one of its parts, and in its warm-up
+# Without one of its parts
 
 
 def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: Any) -> None:
@@ -284,20 +284,6 @@ def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: A
     for name, tensor in one.model.projector.named_parameters():
         assert torch.equal(tensor, task.shared[f"projector.{name}"])
     assert alone.weight == pytest.approx(literal_round(three, CTX.seed, distillation=0.0)[1], rel=1e-6)
-
-
-def test_the_best_epoch_of_the_warm_up_is_kept(tiny: Any) -> None:
-    """Of three epochs, steps too long, not the last is best; the rescue factor is of all three."""
-    warm, losses, ends = Phase("warm-up", 1, "head", 20.0, 3, keep_best=True), [], []
-    for phase in (*(replace(warm, epochs=n, keep_best=False) for n in (1, 2, 3)), warm):
-        context, task = bench_of(tiny)
-        ends.append(train_round(METHOD, context, task, replace(CTX, phase=phase))[0])
-        losses.append(validation_loss(context, loss_of(METHOD.loss, "multilabel")))
-    best = losses.index(min(losses))
-    assert best < 2
-    assert equal(dict(ends[3].head), dict(ends[best].head))
-    assert not equal(dict(ends[3].head), dict(ends[2].head))
-    assert ends[3].weight == ends[2].weight
 
 
 # What it tells of each class: for a simulation's report, and in no update

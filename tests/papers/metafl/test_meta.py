@@ -24,8 +24,9 @@ from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext, Share, SharingSpec, with_channels
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
+from suture.models.classifier import Classifier, Layout, head_rows, load_tensors, split_state
 from suture.models.encoders import TextLSTM
+from suture.protocol.egress import NUM_SAMPLES
 from suture.protocol.messages import Abstain, TaskData, Update, ones
 from suture.protocol.packing import load
 from suture_papers.metafl.fl import FL
@@ -83,8 +84,9 @@ def test_fl_counts_every_site_once_or_by_its_samples() -> None:
     model = GlobalModel((), {"w": torch.zeros(1, dtype=torch.float64)}, {})
     phi = {n: {"w": torch.full((1,), w, dtype=torch.float64)} for n, w in ((10, 1.0), (30, 4.0))}
     sites = {n: context_with(text_model(0), silo(0, n)) for n in phi}
-    for weights, after in (("equal", 2.5), ("images", 3.25)):
+    for weights, after, allowed in (("equal", 2.5, (1.0, 1.0)), ("images", 3.25, NUM_SAMPLES)):
         method: Any = FL(weights=weights)
+        assert method.egress(Layout({}, {})).weight == allowed
         updates = [Update(1, (), own, {}, ones(()), weight=method.weight(sites[n])) for n, own in phi.items()]
         assert method.aggregate(model, updates, at(1)).shared["w"].item() == after
 

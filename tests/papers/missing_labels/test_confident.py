@@ -20,7 +20,7 @@ from suture.data.batch import STRONG, WEAK, Augmentation, Batch
 from suture.learning.training import SiteContext, training_batches
 from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training
 from suture_papers.combined import Combined
-from suture_papers.missing_labels.confident import Thresholds, pseudo_loss, unknown_entries
+from suture_papers.missing_labels.confident import Thresholds
 from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels, whole_image_loss
 from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
 from suture_synthetic.method_checks import SMALL
@@ -117,22 +117,6 @@ def test_the_softmax_of_labels_is_over_all_classes(method: Any) -> None:
     supervised = method.supervised.of(site_of("multiclass", known[0]), Any, ROUND)
     for found in (method.loss(z, y, known, "multiclass"), supervised(z, y, known)):
         assert found.item() == pytest.approx(math.log(1 + 2 / math.e))
-
-
-def test_what_pseudo_labels_may_be_of() -> None:
-    """Entries without a label; with one label an image, every class of an image of no known class."""
-    y, known = torch.tensor([[1.0, 0, 0], [0, 0, 0]]), torch.tensor([[True, True, False]] * 2)
-    batch = Batch({}, y, known)
-    assert unknown_entries(batch, "multilabel").tolist() == [[False, False, True]] * 2
-    assert unknown_entries(batch, "multiclass").tolist() == [[False] * 3, [True] * 3]
-
-
-@BOTH
-def test_where_all_is_known_there_is_no_loss_and_no_gradient(label_type: LabelType) -> None:
-    z = torch.zeros(2, 3, requires_grad=True)
-    loss = pseudo_loss(torch.ones(2, 3), z, torch.zeros(2, 3).bool(), label_type, Thresholds())
-    (gradient,) = torch.autograd.grad(loss, z)
-    assert (loss.item(), gradient.abs().sum().item()) == (0, 0)
 
 
 # The equations written out

@@ -241,15 +241,6 @@ def test_the_loss_of_ldam_is_the_papers(
     assert found == pytest.approx(slow_ldam(logits, y, known, counts, part, late), abs=1e-10)
 
 
-def test_rows_without_a_label_teach_nothing() -> None:
-    z = torch.randn(2, 3, requires_grad=True)
-    loss = loss_of(LabelDistributionMargin(), [9, 3, 0], 10)(
-        z, torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    )
-    (gradient,) = torch.autograd.grad(loss, z)
-    assert (loss.item(), gradient.abs().sum().item()) == (0, 0)
-
-
 def test_it_trains_a_cosine_head() -> None:
     model = build(LDAM().adapted(SMALL), LabelSet(("A", "B"), "multiclass"), 1, pretrained=False)
     x = {"image": torch.randn(3, 1, 16, 16)}

@@ -116,13 +116,6 @@ def test_a_blank_and_a_repeated_image_are_faults(tmp_path: Path) -> None:
     assert at_fault(config) == [f"{METADATA} row 6", f"{METADATA} row 7"]
 
 
-def test_a_partial_download_is_counted(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / f"{HAM[3][1]}.jpg").touch()
-    reading = read_table(of_metadata(tmp_path, partial=True))
-    assert (reading.table.images, reading.absent) == (("ISIC_0024309.jpg",), 139)
-
-
 @pytest.mark.parametrize("kind", [IsicConfig, FlambyConfig])
 def test_another_table_is_told(tmp_path: Path, kind: Any) -> None:
     for column, named in (("picture", "columns"), ("image", "'MEL'")):
