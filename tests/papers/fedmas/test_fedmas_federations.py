@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from between import Between
 from one_step import equal
 from suture.core.errors import FederationError, RescueFactorError
+from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
 from suture.federation.loop import federate
 from suture.federation.server.registry import Agreement, agree
@@ -85,14 +85,13 @@ def with_checkpoint(tiny: Any, tmp_path: Path) -> Any:
 def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny: Any, tmp_path: Path) -> None:
     """Also where all sites have changed it together, which leaves nothing to compare among them."""
     federation = with_checkpoint(tiny, tmp_path)
-    digest = json.loads((federation.folder / "run" / "run.json").read_text())["prior"]["digest"]
+    digest = read_json(federation.folder / "run" / "run.json")["prior"]["digest"]
     checkpoint(tmp_path / "other", 2)
     for site in sites:
         with_prior(federation, site, tmp_path / "other")
     with refused(digest[:12], ", ".join(sites), by=FederationError):
         federation.run()
-    lines = (federation.folder / "run" / "history.jsonl").read_text().splitlines()
-    assert len(lines) == 1
+    assert len(read_records(federation.folder / "run" / "history.jsonl")) == 1
     for site in sites:
         with_prior(federation, site, checkpoint(tmp_path / f"same-{site}", 1))
     assert federation.run().round == 2
@@ -102,7 +101,7 @@ def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny:
 def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_path: Path) -> None:
     federation = with_checkpoint(tiny, tmp_path)
     folder = federation.folder / "run"
-    held = json.loads((folder / "run.json").read_text())["prior"]
+    held = read_json(folder / "run.json")["prior"]
     site = federation.sites()["alpha"]
     assert held == {"name": "checkpoint", "digest": site.trainer.prior.digest}
     header = load(federation.server().states.path(1)).header
@@ -113,16 +112,13 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
 
 @pytest.mark.complete
 def test_weights_and_shares_of_each_round_are_in_metrics(tiny: Any) -> None:
-    federation = tiny(METHOD, model=WIDE)
-    federation.run()
-    folder = federation.folder / "run"
-    told = json.loads((folder / "metrics.json").read_text())["weighting"]
-    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    server = tiny(METHOD, model=WIDE).run()
+    told = read_json(server.record.folder / "metrics.json")["weighting"]
+    lines = [line["sites"] for line in history(server)]
     assert told["rounds"] == [1, 2]
     for site, weights in told["weights"].items():
-        assert weights == [line["sites"][site]["weight"] for line in history]
-        sums = [sum(other["weight"] for other in line["sites"].values()) for line in history]
-        shares = [weight / total for weight, total in zip(weights, sums, strict=True)]
+        assert weights == [sites[site]["weight"] for sites in lines]
+        shares = [sites[site]["weight"] / sum(other["weight"] for other in sites.values()) for sites in lines]
         assert told["shares"][site] == pytest.approx(shares)
         assert told["mean_share"][site] == pytest.approx(sum(shares) / 2)
 
@@ -132,7 +128,7 @@ ABSTAINED = "rescue_factor (RescueFactorError)"
 
 
 def history(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
+    return read_records(server.record.folder / "history.jsonl")
 
 
 def tensors(server: Server) -> dict[str, Tensor]:
