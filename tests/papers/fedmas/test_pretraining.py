@@ -17,24 +17,8 @@ from suture.core.errors import ConfigError, DataError
 from suture.data.batch import resample
 from suture.learning.training import NonFiniteLoss
 from suture.models.priors import PriorSpec, load_prior, read_prior
-from suture_papers.fedmas import pretraining
-from suture_papers.fedmas.pretraining import (
-    Encoder,
-    Pretraining,
-    Queue,
-    Trainer,
-    Views,
-    blur,
-    color_jitter,
-    colours,
-    crops,
-    follow,
-    gaussian_kernels,
-    info_nce,
-    mixed,
-    pretrain,
-    view,
-)
+from suture_papers.fedmas import pretraining as moco
+from suture_papers.fedmas.pretraining import Pretraining, Queue, Trainer, Views, pretrain
 from world import exit_of, refused, suture
 
 SHORT = Pretraining(
@@ -61,7 +45,7 @@ def test_info_nce_by_hand() -> None:
     # Image 0 has three negative keys; image 1 has two, because the key of row 1 is its own.
     first = -math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(2.0) + math.exp(0.0) + math.exp(1.6)))
     second = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(0.0) + math.exp(1.2)))
-    loss = info_nce(queries, keys, queue, torch.tensor([0, 1]), temperature=0.5)
+    loss = moco.info_nce(queries, keys, queue, torch.tensor([0, 1]), temperature=0.5)
     assert loss.item() == pytest.approx((first + second) / 2, abs=1e-6)
 
 
@@ -74,9 +58,9 @@ def test_the_queue_keeps_the_newest() -> None:
 
 
 def test_the_key_encoder_follows() -> None:
-    key, query = (Encoder(torch.nn.Identity(), 2, 3) for _ in range(2))
+    key, query = (moco.Encoder(torch.nn.Identity(), 2, 3) for _ in range(2))
     before = [p.detach().clone() for p in key.parameters()]
-    follow(key, query, 0.75)
+    moco.follow(key, query, 0.75)
     for was, now, other in zip(before, key.parameters(), query.parameters(), strict=True):
         torch.testing.assert_close(now, 0.75 * was + 0.25 * other)
 
@@ -184,8 +168,8 @@ OFF = Views(crop=1.0, flip=0.0)
 
 def chances(monkeypatch: pytest.MonkeyPatch, tone: float = 0.0, gray: float = 0.0) -> None:
     """How likely an image has its colours jittered, and is made gray; constants of MoCo v2."""
-    monkeypatch.setattr(pretraining, "TONE_CHANCE", tone)
-    monkeypatch.setattr(pretraining, "GRAY_CHANCE", gray)
+    monkeypatch.setattr(moco, "TONE_CHANCE", tone)
+    monkeypatch.setattr(moco, "GRAY_CHANCE", gray)
 
 
 def images(channels: int = 1, n: int = 6) -> torch.Tensor:
@@ -199,16 +183,16 @@ def seeded(seed: int = 1) -> torch.Generator:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_generator_is_the_only_source_of_randomness(channels: int) -> None:
     torch.manual_seed(0)
-    one = view(images(channels), seeded(), Views())
+    one = moco.view(images(channels), seeded(), Views())
     torch.manual_seed(9)
-    assert torch.equal(one, view(images(channels), seeded(), Views()))
-    assert not torch.equal(one, view(images(channels), seeded(2), Views()))
+    assert torch.equal(one, moco.view(images(channels), seeded(), Views()))
+    assert not torch.equal(one, moco.view(images(channels), seeded(2), Views()))
     assert one.shape == (6, channels, 16, 16)
     assert 0 <= one.min() < one.max() <= 255
 
 
 def test_a_crop_is_inside_the_image_and_of_the_area_that_is_asked() -> None:
-    maps = crops(500, seeded(), Views())
+    maps = moco.crops(500, seeded(), Views())
     sides, centre = maps[:, [0, 1], [0, 1]], maps[:, :, 2]
     assert (sides.abs() + centre.abs() <= 1 + 1e-6).all()
     area, ratio = sides.prod(1).abs(), (sides[:, 0] / sides[:, 1]).abs()
@@ -216,13 +200,13 @@ def test_a_crop_is_inside_the_image_and_of_the_area_that_is_asked() -> None:
     assert area.max() <= 1
     assert 3 / 4 - 1e-6 <= ratio.min() < ratio.max() <= 4 / 3 + 1e-6
     assert 0.4 < (sides[:, 0] < 0).float().mean() < 0.6
-    torch.testing.assert_close(resample(images(), crops(6, seeded(), OFF)), images(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(resample(images(), moco.crops(6, seeded(), OFF)), images(), rtol=0, atol=1e-3)
 
 
 def test_brightness_and_contrast_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
     chances(monkeypatch, tone=0.5)
     x = images(n=40) * 0.2 + 100  # far from both ends, where values are cut
-    out = color_jitter(x, seeded(), replace(OFF, tone=0.2))
+    out = moco.color_jitter(x, seeded(), replace(OFF, tone=0.2))
     same = (out - x).abs().amax((1, 2, 3)) < 1e-3
     assert 0 < same.sum() < len(x)
     assert (out.mean((1, 2, 3)) / x.mean((1, 2, 3))).min() >= 0.8
@@ -233,9 +217,9 @@ def test_brightness_and_contrast_of_some(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_gray_has_no_colour_and_off_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(3)
     chances(monkeypatch)
-    torch.testing.assert_close(mixed(x, colours(6, seeded(), OFF)), x, rtol=0, atol=0.1)
+    torch.testing.assert_close(moco.mixed(x, moco.colours(6, seeded(), OFF)), x, rtol=0, atol=0.1)
     chances(monkeypatch, gray=1.0)
-    gray = mixed(x, colours(6, seeded(), OFF))
+    gray = moco.mixed(x, moco.colours(6, seeded(), OFF))
     torch.testing.assert_close(gray[:, 0], gray[:, 2], rtol=0, atol=0.1)
     weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     torch.testing.assert_close(gray[:, :1], (x * weights).sum(1, keepdim=True), rtol=0, atol=0.1)
@@ -245,7 +229,7 @@ def test_hue_turns_red_towards_its_neighbours(monkeypatch: pytest.MonkeyPatch) -
     chances(monkeypatch, tone=1.0)
     red = torch.tensor([200.0, 60.0, 60.0]).view(1, 3, 1, 1).expand(50, 3, 2, 2)
     spec = replace(OFF, tone=0.0)
-    out = mixed(red, colours(50, seeded(), spec))[:, :, 0, 0] / 255
+    out = moco.mixed(red, moco.colours(50, seeded(), spec))[:, :, 0, 0] / 255
     hues = torch.tensor([(colorsys.rgb_to_hsv(*pixel)[0] + 0.5) % 1 - 0.5 for pixel in out.tolist()])
     assert -0.16 < hues.min() < -0.05
     assert 0.05 < hues.max() < 0.16
@@ -255,9 +239,9 @@ def test_blur_is_torchvisions() -> None:
     from torchvision.transforms.functional import gaussian_blur
 
     x, sigma = images(3), torch.linspace(0.3, 1.0, 6)
-    weights = gaussian_kernels(sigma, 1.0)
+    weights = moco.gaussian_kernels(sigma, 1.0)
     assert weights.shape == (6, 7)
-    out = blur(x, weights)
+    out = moco.blur(x, weights)
     inner = (slice(None), slice(3, -3), slice(3, -3))  # borders are continued in another way
     for i in range(6):
         expected = gaussian_blur(x[i], [7, 7], [float(sigma[i])] * 2)

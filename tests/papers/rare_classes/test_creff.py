@@ -21,25 +21,7 @@ from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.methods.fedavg import FedAvg
 from suture.protocol.messages import Update, ones
 from suture_papers.rare_classes import creff
-from suture_papers.rare_classes.creff import (
-    FEATURES,
-    GRADIENTS,
-    RETRAINED,
-    ClassGradients,
-    CReFF,
-    FederatedFeatures,
-    colour,
-    crop,
-    cut,
-    distance,
-    flip,
-    head_gradient,
-    join,
-    retrained_rows,
-    rotate,
-    siamese,
-    zoom,
-)
+from suture_papers.rare_classes.creff import FEATURES, GRADIENTS, RETRAINED, CReFF, join
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 
@@ -55,13 +37,13 @@ def federation(method: Any = METHOD, **more: Any) -> Trial:
 def test_gradients_and_distances_by_hand() -> None:
     head = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])  # W = I, b = 0
     y = torch.tensor([[1.0, 0.0]])
-    measured = head_gradient(torch.eye(2), y, head)
+    measured = creff.head_gradient(torch.eye(2), y, head)
     # p is (.731059, .268941), and the reverse: the errors of class 0 are -.268941 and -.731059.
     expected = [[-0.134471, -0.365529, -0.5], [0.134471, 0.365529, 0.5]]
     assert measured.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
     for feature, away in (((1.0, 1.0), 0.184490), ((1.0, 0.0), 1.309495)):
-        synthetic = head_gradient(torch.tensor([feature]), y, head)
-        assert float(distance(synthetic, measured)) == pytest.approx(away, abs=1e-6)
+        synthetic = creff.head_gradient(torch.tensor([feature]), y, head)
+        assert float(creff.distance(synthetic, measured)) == pytest.approx(away, abs=1e-6)
 
 
 def slow_gradient(features: Tensor, label: int, head: Tensor) -> Tensor:
@@ -95,7 +77,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     head = torch.randn(classes, width + 1, generator=g).double()
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
-    how = FederatedFeatures(per_class=n)
+    how = creff.FederatedFeatures(per_class=n)
     with mock.patch.object(creff, "STEPS", 3):
         found = how.match(start, torch.arange(classes), head, target)
     for c in range(classes):
@@ -135,8 +117,8 @@ def test_the_sites_half_is_the_papers() -> None:
     with federation() as trial:
         payload = trial.payload("gamma")
         site = trial.context("gamma", payload)
-        head = retrained_rows(payload.head, payload.channels)
-        found = ClassGradients(draws=3, images=2).of(site, head, 5)
+        head = creff.retrained_rows(payload.head, payload.channels)
+        found = creff.ClassGradients(draws=3, images=2).of(site, head, 5)
         expected, train = torch.zeros_like(found).double(), site.samples["train"]
         site.model.eval().double()
         for c in range(len(payload.labels)):
@@ -144,7 +126,7 @@ def test_the_sites_half_is_the_papers() -> None:
             g = generator_for(5, payload.labels[c])
             for _ in range(3 if rows else 0):
                 picked = torch.tensor(rows)[torch.randperm(len(rows), generator=g)[:2]]
-                image = siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
+                image = creff.siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
                 with torch.no_grad():
                     features = site.model.features({"image": image})
                 expected[c] += slow_gradient(features, c, head.double()) / 3
@@ -305,12 +287,12 @@ def test_all_images_are_changed_alike_and_each_kind_is_drawn(monkeypatch: pytest
     images = image.expand(4, -1, -1, -1)
     for kind in creff._KINDS:
         monkeypatch.setattr(creff, "_KINDS", (kind,))
-        changed = siamese(images, torch.Generator().manual_seed(3))
+        changed = creff.siamese(images, torch.Generator().manual_seed(3))
         assert changed.shape == images.shape
         for one in changed[1:]:
             assert torch.equal(one, changed[0])
-        assert torch.equal(changed, siamese(images, torch.Generator().manual_seed(3)))
-        assert kind is flip or not torch.equal(changed, images)
+        assert torch.equal(changed, creff.siamese(images, torch.Generator().manual_seed(3)))
+        assert kind is creff.flip or not torch.equal(changed, images)
 
 
 def test_the_odds_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,28 +301,27 @@ def test_the_odds_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(creff, "_KINDS", kinds)
     g = torch.Generator().manual_seed(0)
     for _ in range(600):
-        siamese(torch.zeros(1, 1, 2, 2), g)
+        creff.siamese(torch.zeros(1, 1, 2, 2), g)
     counts = [drawn.count(name) for name in ("colour", "crop", "cut", "flip", "zoom", "rotate")]
     assert sum(counts) == 600
     assert min(counts) > 70
 
 
 def test_colour_and_mirror_by_hand() -> None:
+    """Brightness; no saturation is the mean of channels; and contrast, 1.5 times around 2."""
     image = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1)
-    assert colour(image, 1.0, 0.5, 0.5).flatten().tolist() == [1.5, 3.5]
-    assert colour(image, 0.0, 0.5, 0.5).flatten().tolist() == [0.5, 2.5]
-    assert colour(image, 0.5, 0.0, 0.5).flatten().tolist() == [2, 2]  # no saturation: the mean of channels
-    assert colour(image, 0.5, 1.0, 0.5).flatten().tolist() == [0, 4]
-    assert colour(image, 0.5, 0.5, 1.0).flatten().tolist() == [0.5, 3.5]  # contrast 1.5 around 2
+    draws = ((1.0, 0.5, 0.5), (0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, 1.0))
+    found = [creff.colour(image, *drawn).flatten().tolist() for drawn in draws]
+    assert found == [[1.5, 3.5], [0.5, 2.5], [2, 2], [0, 4], [0.5, 3.5]]
     image = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 1, 3)
-    assert flip(image, 0.4).flatten().tolist() == [3, 2, 1]
-    assert flip(image, 0.6).flatten().tolist() == [1, 2, 3]
+    assert creff.flip(image, 0.4).flatten().tolist() == [3, 2, 1]
+    assert creff.flip(image, 0.6).flatten().tolist() == [1, 2, 3]
 
 
 def test_a_crop_moves_by_an_eighth_of_the_side_at_most() -> None:
     image = torch.arange(64.0).view(1, 1, 8, 8) + 1
-    assert torch.equal(crop(image, 0.5, 0.5, 0.0), image)
-    up_left, down_right = crop(image, 0.0, 0.0, 0.0), crop(image, 0.999, 0.999, 0.0)
+    assert torch.equal(creff.crop(image, 0.5, 0.5, 0.0), image)
+    up_left, down_right = creff.crop(image, 0.0, 0.0, 0.0), creff.crop(image, 0.999, 0.999, 0.0)
     assert torch.equal(up_left[..., 1:, 1:], image[..., :-1, :-1])
     assert torch.equal(down_right[..., :-1, :-1], image[..., 1:, 1:])
     assert not up_left[..., 0, :].any()
@@ -349,25 +330,26 @@ def test_a_crop_moves_by_an_eighth_of_the_side_at_most() -> None:
 
 def test_a_hole_has_half_the_side() -> None:
     image = torch.ones(2, 1, 8, 8)
-    holed = cut(image, 0.5, 0.5, 0.0)
+    holed = creff.cut(image, 0.5, 0.5, 0.0)
     assert int((holed == 0).sum()) == 2 * 16
     assert not holed[..., 2:6, 2:6].any()
-    assert int((cut(image, 0.0, 0.0, 0.0) == 0).sum()) == 2 * 4  # half of each side is beyond the border
+    beyond = creff.cut(image, 0.0, 0.0, 0.0)  # half of each side is out of the image
+    assert int((beyond == 0).sum()) == 2 * 4
     assert image.all()
 
 
 def test_zoom_and_rotation_leave_the_image_in_the_middle_of_their_range() -> None:
     image = torch.randn(2, 1, 9, 9, generator=torch.Generator().manual_seed(0))
     middle = (1 - 1 / 1.2) / (1.2 - 1 / 1.2)
-    for same in (zoom(image, middle, middle, 0.0), rotate(image, 0.5)):
+    for same in (creff.zoom(image, middle, middle, 0.0), creff.rotate(image, 0.5)):
         torch.testing.assert_close(same, image)
     # 15 degrees move the corners and not the centre.
-    for turned in (rotate(image, 0.0), rotate(image, 1.0)):
+    for turned in (creff.rotate(image, 0.0), creff.rotate(image, 1.0)):
         torch.testing.assert_close(turned[..., 4, 4], image[..., 4, 4])
         assert not torch.allclose(turned[..., 0, 0], image[..., 0, 0])
-    closer = zoom(image, 0.0, 0.0, 0.0)
+    closer = creff.zoom(image, 0.0, 0.0, 0.0)
     torch.testing.assert_close(closer[..., 4, 4], image[..., 4, 4])
     # Of a line in the middle column, 1 / 1.2 of the width is seen: what is beyond x = .83 is out of sight.
     ramp = torch.arange(9.0).view(1, 1, 1, 9).expand(1, 1, 9, 9)
-    assert zoom(ramp, 0.0, 0.0, 0.0)[0, 0, 4, 0].item() == pytest.approx(4 - 4 / 1.2)
-    assert zoom(ramp, 1.0, 1.0, 0.0)[0, 0, 4, 1].item() == pytest.approx(max(4 - 3 * 1.2, 0))
+    assert creff.zoom(ramp, 0.0, 0.0, 0.0)[0, 0, 4, 0].item() == pytest.approx(4 - 4 / 1.2)
+    assert creff.zoom(ramp, 1.0, 1.0, 0.0)[0, 0, 4, 1].item() == pytest.approx(max(4 - 3 * 1.2, 0))
