@@ -139,7 +139,14 @@ def test_what_is_no_weight_is_refused_by_the_sites_name(factor: float) -> None:
     with refused("beta", "round 3", factor, by=RescueFactorError):
         check_rescue(factor, "beta", 3)
     check_rescue(LEAST, "beta", 3)
-    assert FedMAS().egress(Layout({}, {})).weight[0] == LEAST  # and the server takes none below
+
+
+def test_the_server_takes_no_factor_that_distances_cannot_give() -> None:
+    """Distances are 4 at most: 4 x 4 of each class in the one pass over the data, or 1 of all shares."""
+    for rescue, most, of_each_class in (("paper", 16.0, True), ("normalised", 1.0, False)):
+        method: Any = replace(METHOD, rescue=rescue)
+        egress = method.egress(Layout({}, {}))
+        assert (egress.weight, egress.over_classes) == ((LEAST, most), of_each_class)
 
 
 @pytest.mark.complete
