@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.labels import LabelSet, LabelType
-from suture.data.batch import Batch
+from suture.data.batch import Augmentation, Batch, Samples
+from suture.learning.training import SiteContext
 from suture.methods.composed import Step
+from suture.models import ModelSpec
 
 
 class Answers(nn.Module):
@@ -32,6 +34,12 @@ def site_of(label_type: LabelType, identified: list[bool] | Tensor, y: Tensor | 
         device=torch.device("cpu"),
         samples={} if y is None else {"train": SimpleNamespace(y=y)},
     )
+
+
+def context_with(model: Any, train: Samples, name: str = "alpha", **more: Any) -> SiteContext:
+    """What a method is given at a site with training data alone, seen as they are."""
+    samples, prepare = {"train": train}, ModelSpec("cnn", size=16).preprocessing
+    return SiteContext(name, model, samples, prepare, Augmentation(), torch.device("cpu"), **more)
 
 
 def step_of(

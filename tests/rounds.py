@@ -8,12 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
+<<<<<<< HEAD
 from suture.federation.loop import Loop
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, RoundContext, local_round
+=======
+from small_hospitals import EVERY
+from suture.federation.server.global_model import initial
+from suture.federation.site.site import Site
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods import METHODS
+from suture.methods.base import Method, RoundContext, local_round
+from suture.models.classifier import Preprocessing
+>>>>>>> papers
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
@@ -40,6 +50,22 @@ def context_of(site: Site, task: TaskData) -> SiteContext:
     return site.trainer.context(task, site.states.before(task))
 
 
+def first_task(site: Site, **tensors: Tensor) -> TaskData:
+    """The payload of round 1 of small hospitals, with other class tensors in place of the initial ones."""
+    model = initial(site.plan, EVERY)
+    channels = {**model.channels, **tensors}
+    return TaskData(
+        "train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=channels
+    )
+
+
+def begun(tiny: Any, method: Any, **tensors: Tensor) -> tuple[SiteContext, TaskData]:
+    """Alpha, which annotates Mass and Nodule in 15 images, with that payload."""
+    site = tiny(method).sites()["alpha"]
+    task = first_task(site, **tensors)
+    return context_of(site, task), task
+
+
 def configured(site: Site, **sections: dict[str, Any]) -> Site:
     """The site, which has not answered yet, with other keys in sections of its suture.toml."""
     own = {name: getattr(site.config, name).model_copy(update=keys) for name, keys in sections.items()}
@@ -47,6 +73,7 @@ def configured(site: Site, **sections: dict[str, Any]) -> Site:
     return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
 
 
+<<<<<<< HEAD
 def step_by_step(server: Server, sites: Mapping[str, Site]) -> Iterator[GlobalModel]:
     """The global model at the start, and after each round, which is trained when it is asked for."""
     loop = Loop(dict(sites))
@@ -55,6 +82,23 @@ def step_by_step(server: Server, sites: Mapping[str, Site]) -> Iterator[GlobalMo
     while not server.done:
         server.close_round(loop.exchange("train", server.assign(), server.receiver()))
         yield server.model
+=======
+class Precise:
+    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
+
+    def __init__(self, prepare: Preprocessing) -> None:
+        self.prepare, self.std = prepare, prepare.std
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return self.prepare(image).double()
+
+
+def precise(site: SiteContext) -> SiteContext:
+    """The site in double precision: its model, its images and its labels."""
+    prepare: Any = Precise(site.prepare)
+    samples = {split: replace(part, y=part.y.double()) for split, part in site.samples.items()}
+    return replace(site, model=site.model.double(), prepare=prepare, samples=samples)
+>>>>>>> papers
 
 
 def train_round(

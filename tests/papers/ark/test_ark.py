@@ -1,4 +1,4 @@
-"""Ark: server and loss by hand, a site's own rows, where it is Surgical Aggregation, and what predicts."""
+"""Ark: server and loss by hand, a site's own rows, and what predicts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from federated import LOCAL, ROUND, at_site, federated, moved, random_batch, same
+from federated import LOCAL, ROUND, at_site, moved, random_batch, same
 from rounds import conformant
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
 from suture.learning.training import Fitted, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
-from suture.methods.surgical import SurgicalAggregation
 from suture.models.classifier import frozen_copy
 from suture.protocol.egress import add_prefix, strip_prefix
 from suture.protocol.messages import Update, ones
 from suture_papers.ark import ark
 from suture_papers.ark.ark import LAG, ROWS, Ark, own_rows
-from suture_synthetic import trial
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 
@@ -73,11 +71,6 @@ def test_a_site_goes_on_from_the_rows_that_it_kept() -> None:
     assert found == {"head.weight": [[1.0, 2.0], [0.0, 9.0]], "head.bias": [5.0, 0.0]}
 
 
-def kept_rows(site: SiteContext, value: float = 0.0) -> dict[str, Tensor]:
-    rows = {name: t for name, t in site.model.state_dict().items() if name.startswith("head.")}
-    return add_prefix(ROWS, {name: torch.full(t.shape, value) for name, t in rows.items()})
-
-
 @BOTH
 def test_the_loss_is_the_cross_entropy_and_the_distance_to_the_teacher(label_type: LabelType) -> None:
     """The distance image by image and number by number."""
@@ -118,7 +111,8 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
     monkeypatch.setattr(Ark, "objective", record)
     monkeypatch.setattr(ark, "fit", one_step)
     received = replace(task, channels=add_prefix(LAG, lag))
-    update, state = Ark().train(site, received, replace(ROUND, kept=kept_rows(site, 7.0)))
+    kept = add_prefix(ROWS, {name: torch.full_like(t, 7.0) for name, t in task.head.items()})
+    update, state = Ark().train(site, received, replace(ROUND, kept=kept))
     assert not begun["training"]
     for name, tensor in task.shared.items():
         assert torch.equal(begun["model"][name], tensor)
@@ -132,24 +126,6 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
 
 
 @pytest.mark.complete
-@BOTH
-def test_with_one_owner_of_each_class_and_no_teacher_it_is_surgical_aggregation(
-    label_type: LabelType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit for bit: a row's mean over one site is that site's own."""
-    sites = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia",), "gamma": ("Fibrosis",)}
-    plain, none = SurgicalAggregation(local=LOCAL), Ark(local=LOCAL, momentum=0, consistency=0)
-    with_neck = replace(SMALL, neck=256)
-    assert not same(federated(plain, label_type, model=with_neck), federated(none, label_type))
-    monkeypatch.setattr(trial, "SITES", sites)
-    alone = federated(plain, label_type, model=with_neck)
-    found = federated(none, label_type)
-    assert same(alone, found)
-    assert not any(tensor.any() for tensor in found.channels.values())
-    assert not same(alone, federated(Ark(local=LOCAL, momentum=0), label_type))
-
-
-@pytest.mark.complete
 def test_the_teacher_predicts_and_the_student_trains() -> None:
     method = conformant("ark")
     with Trial(method, SMALL, "multilabel", rounds=1) as federation:
@@ -160,18 +136,3 @@ def test_the_teacher_predicts_and_the_student_trains() -> None:
             expected = 0.9 * start.shared[name] + 0.1 * student.shared[name]
             assert torch.allclose(tensor, expected, atol=1e-6), name
         assert not same(student, chosen)
-
-
-def test_the_neck_is_added_where_there_is_none() -> None:
-    assert Ark().adapted(replace(SMALL, projection=8)) == replace(SMALL, neck=256)
-    assert Ark().adapted(replace(SMALL, neck=32)).neck == 32
-
-
-def test_it_is_printed_as_a_reconstruction() -> None:
-    assert Ark.about.title == "Ark, federated (reconstruction)"
-
-
-@pytest.mark.parametrize("settings", [{"momentum": 1.0}, {"momentum": -0.1}, {"consistency": -1.0}])
-def test_what_is_no_average_or_no_weight_is_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"less than 1|greater than or equal to 0"):
-        Ark(**settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,19 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from one_step import context_with
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.core.labels import LabelType
 from suture.data.batch import Samples
-from suture.learning.training import LocalTraining, SiteContext, ready_inputs
+from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.protocol.check import check_reply
-from suture.protocol.egress import Layout
 from suture.protocol.messages import Update
 from suture.protocol.packing import unpack
 from suture_papers.closed_form.afl import AFL, GRAM, MOMENTS, SETS, ridge_rows, sums_of, told_classes
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import SITES, Trial
+from world import refused
 
 FIRST = RoundContext(1, Phase("main", 1), 1)
 
@@ -46,10 +47,7 @@ class Model:
 def at_site(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> SiteContext:
     """A site with features ``[n, d]`` and labels ``[n, c]``, NaN where unknown."""
     samples = Samples({"x": x}, y, tuple(map(str, range(len(x)))))
-    none: Any = None
-    model: Any = Model(labels, x.shape[1])
-    device = torch.device("cpu")
-    return SiteContext("alpha", model, {"train": samples}, none, none, device, batch_size=4, **more)
+    return context_with(Model(labels, x.shape[1]), samples, batch_size=4, **more)
 
 
 def sent(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> Update:
@@ -168,7 +166,8 @@ def test_the_order_of_classes_does_not_matter_for_what_is_kept_apart() -> None:
 
 def test_a_site_says_why_it_sends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     sent(torch.randn(20, 30), cases((10, 10, 0)), ["Mass"], min_count=5)
-    assert "site 'alpha' sends nothing of Mass: sums over no more images than the 30 features" in caplog.text
+    assert "'alpha'" in caplog.text
+    assert "Mass" in caplog.text
 
 
 def test_a_site_of_which_nothing_may_leave_sends_zeros() -> None:
@@ -186,25 +185,14 @@ def test_rounded_counts_are_refused() -> None:
     with Trial(AFL(), SMALL, "multilabel") as trial:
         payload = trial.payload("alpha")
         site = replace(context_of(trial.sites["alpha"], payload), round_counts=5)
-        with pytest.raises(ConfigError, match=r"alpha: round_counts under \[privacy\] does not"):
+        with refused("alpha", "round_counts", by=ConfigError):
             train_round(AFL(), site, payload, FIRST)
-
-
-@pytest.mark.parametrize("settings", [{"hidden": 4}, {"neck": 4}, {"projection": 4}, {"head": "cosine"}])
-def test_another_head_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="AFL solves a linear head on the features of a frozen encoder"):
-        AFL().adapted(replace(SMALL, **settings))
-
-
-def test_a_warm_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no warm-up"):
-        AFL(local=LocalTraining(warmup_epochs=1))
 
 
 def test_sums_of_no_features_end_the_round() -> None:
     update = sent(torch.ones(2, 1), cases((1, 1, 0)), ["Mass"])
     update.channels[GRAM][0, 0] = -500.0
-    with pytest.raises(ArithmeticError, match="no positive definite sum of Gram matrices"):
+    with refused("Gram", by=ArithmeticError):
         AFL().aggregate(model_of(["Mass"], 1), [update], FIRST)
 
 
@@ -221,60 +209,24 @@ def test_sums_of_images_are_never_refused(seed: int, size: float, ridge: float) 
     AFL(ridge=ridge).check(sent(x, y, ["A", "B", "C"]))
 
 
-def _negative(channels: Any, weights: Tensor) -> None:
-    channels[GRAM][0, 0] = -1e9
+LIES: dict[str, tuple[str, Callable[[Any, Any, Any, Tensor], Any]]] = {
+    "negative squares": ("Hernia, Nodule", lambda gram, _s, _m, _w: gram[0, 0].fill_(-1e9)),
+    "of no image": ("Gram", lambda gram, _s, _m, _w: gram[0, -1].fill_(0)),
+    "products beyond what squares permit": ("Gram", lambda gram, _s, _m, _w: gram[0, 1].fill_(1e8)),
+    "a class in two sets": ("two sets", lambda _g, sets, _m, _w: sets.fill_(1)),
+    "a class in no set": ("in none", lambda _g, sets, _m, w: (sets[:, 0].fill_(0), w[0].fill_(0))),
+    "a class that does not count": ("class", lambda _g, _s, _m, w: w[0].fill_(0)),
+    "a class that counts by half": ("class", lambda _g, _s, _m, w: w[0].fill_(0.5)),
+    "moments beyond squares": ("Hernia, Nodule", lambda _g, _s, moments, _w: moments[1, 0].fill_(1e9)),
+    "more positives than images": ("Gram", lambda _g, _s, moments, _w: moments[1].mul_(-1)),
+}
+"""What the refusal names, and what is changed of Gram matrices, sets of classes, moments and weights."""
 
 
-def _no_images(channels: Any, weights: Tensor) -> None:
-    channels[GRAM][0, -1] = 0
-
-
-def _indefinite(channels: Any, weights: Tensor) -> None:
-    channels[GRAM][0, 1] = 1e8  # of the first two features, beyond what their squares permit
-
-
-def _twice(channels: Any, weights: Tensor) -> None:
-    for name in (GRAM, SETS):
-        channels[name] = torch.cat([channels[name]] * 2)
-
-
-def _in_none(channels: Any, weights: Tensor) -> None:
-    channels[SETS][:, 0] = 0
-    weights[0] = 0
-
-
-def _not_counted(channels: Any, weights: Tensor) -> None:
-    weights[0] = 0
-
-
-def _half(channels: Any, weights: Tensor) -> None:
-    weights[0] = 0.5
-
-
-def _beyond(channels: Any, weights: Tensor) -> None:
-    channels[MOMENTS][1, 0] = 1e9
-
-
-def _more_than_all(channels: Any, weights: Tensor) -> None:
-    channels[MOMENTS][1] *= -1
-
-
-@pytest.mark.parametrize(
-    ("lie", "why"),
-    [
-        (_negative, "no positive definite sum of Gram matrices of Hernia, Nodule"),
-        (_no_images, "no positive definite sum"),
-        (_indefinite, "no positive definite sum"),
-        (_twice, "a class is in two sets of classes"),
-        (_in_none, "or has sums and is in none"),
-        (_not_counted, "a class is in two sets of classes"),
-        (_half, "a class is in two sets of classes"),
-        (_beyond, "the moments of Hernia, Nodule exceed their Gram matrix"),
-        (_more_than_all, "exceed their Gram matrix"),
-    ],
-)
-def test_a_lie_costs_the_liar_alone(lie: Any, why: str) -> None:
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_costs_the_liar_alone(lie: str) -> None:
     """Unchecked, it would end the run of all sites, or change rows beyond what any images can."""
+    named, tell = LIES[lie]
     with Trial(AFL(), SMALL, "multilabel") as trial:
         answer = trial.answer("beta")
         update = unpack(answer.packed)
@@ -282,8 +234,10 @@ def test_a_lie_costs_the_liar_alone(lie: Any, why: str) -> None:
         assert answer.allowed
         check_reply(update, answer.allowed)
         channels, weights = {n: t.clone() for n, t in update.channels.items()}, update.class_weights.clone()
-        lie(channels, weights)
-        with pytest.raises(RejectedUpdate, match=why):
+        if lie == "a class in two sets":
+            channels |= {name: torch.cat([channels[name]] * 2) for name in (GRAM, SETS)}
+        tell(channels[GRAM], channels[SETS], channels[MOMENTS], weights)
+        with refused(named, by=RejectedUpdate):
             check_reply(replace(update, channels=channels, class_weights=weights), answer.allowed)
 
 
@@ -310,15 +264,3 @@ def read(context: SiteContext) -> Iterator[Tensor]:
     context.model.eval()
     for batch in context.samples["train"].batches(5):
         yield context.model.features(ready_inputs(context, batch).inputs)
-
-
-def test_what_is_declared() -> None:
-    egress = AFL().egress(Layout({}, {"head.weight": ((4,), "torch.float32")}))
-    assert egress.forms("up") == {
-        GRAM: ((-2, 15), "torch.float64"),
-        SETS: ((-2, -1), "torch.uint8"),
-        MOMENTS: ((-1, 5), "torch.float64"),
-    }
-    assert not egress.shared
-    assert not egress.head
-    assert (SMALL.train, AFL().adapted(SMALL).train) == ("all", "head")

@@ -1,33 +1,42 @@
-"""FedLSM: aggregation by hand, subsets, ablations and what a federation records."""
+"""FedLSM by hand: aggregation, pseudo-labels, losses, subsets, and ablations."""
 
 from __future__ import annotations
 
-import copy
-import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from noted import noted
-from rounds import context_of, reply_of, train_round
+from rounds import begun, train_round
+from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.validation import parse
-from suture.federation.server.global_model import initial
-from suture.federation.site.abstention import LabelViewRefused
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
-from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
-from suture.models.classifier import Classifier
+from suture.data.batch import Batch
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.models.classifier import Classifier, Layout
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack
 from suture_papers.fedlsm.fedlsm import FedLSM
-from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
+from suture_papers.fedlsm.mean_teacher import (
+    KINDS,
+    MeanTeacher,
+    Targets,
+    Teaching,
+    Thresholds,
+    follower,
+    mix,
+    subsets,
+)
+from world import refused
 
 LABELS = ("A", "B", "C")
 CTX = RoundContext(1, Phase("main", 1), 0)
-EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
 def update(psi: list[list[float]], q: list[float], theta: float, n: float) -> Update:
@@ -49,12 +58,9 @@ def test_rows_are_weighted_by_what_was_counted() -> None:
     torch.testing.assert_close(after.head["head.weight"], torch.tensor([[2.0, 1.0], [5.0, 5.0], [3.0, 1.0]]))
     torch.testing.assert_close(after.head["head.bias"], torch.tensor([2.0, 5.0, 3.0]))
     assert after.shared["theta"].item() == pytest.approx(4)
-
-
-def test_a_class_that_nobody_counted_keeps_its_row() -> None:
-    before = start([[7.0, 7.0]] * 3)
-    after = FedLSM().aggregate(before, [update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)], CTX)
-    assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]
+    silent = update([[1, 0], [2, 2], [9, 9]], [1, 0, 0], 1.0, 1)
+    after = FedLSM().aggregate(start([[7.0, 7.0]] * 3), [silent], CTX)
+    assert after.head["head.weight"].tolist() == [[1, 0], [7, 7], [7, 7]]  # what nobody counted stays
 
 
 def test_the_teacher_follows() -> None:
@@ -70,31 +76,15 @@ def test_the_teacher_follows() -> None:
     assert teacher.state_dict()["backbone.running_mean"].tolist() == [2, 2]
 
 
-def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, TaskData]:
-    """A site of a tiny federation that holds the global model of all four classes."""
-    site = tiny(method, **options).sites()["alpha"]
-    model = initial(site.plan, EVERY)
-    task = TaskData(
-        "train",
-        1,
-        0,
-        labels=EVERY,
-        shared=dict(model.shared),
-        head=dict(model.head),
-        channels={"positive_weight": torch.ones(len(EVERY))},
-    )
-    return context_of(site, task), task
+def bench_of(tiny: Any, method: FedLSM) -> tuple[SiteContext, TaskData]:
+    """Alpha, with the global model of all four classes and its class weights."""
+    return begun(tiny, method, positive_weight=torch.ones(len(EVERY)))
 
 
 METHOD = FedLSM(
     local=LocalTraining(lr=1e-2, iterations=3, batch_size=8, betas=(0.9, 0.99), weight_decay=5e-4),
     teaching=Teaching(
-        start_round=1,
-        positive=0.505,
-        negative=0.495,
-        mixed_positive=0.5,
-        mixed_negative=0.5,
-        mixed=2,
+        start_round=1, mixed=2, positive=0.505, negative=0.495, mixed_positive=0.5, mixed_negative=0.5
     ),
 )
 ROUND = LocalRound(METHOD.local, "average", 0, 1)
@@ -139,50 +129,43 @@ def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
     assert len(middle) == len(context.samples["train"])
 
 
-def test_larger_subsets_than_the_site_has_are_refused(tiny: Any) -> None:
+def test_larger_subsets_than_the_site_has_and_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
-    with pytest.raises(ConfigError, match=r"alpha has 15 training images, .*2000 confident and 500"):
+    with refused("alpha", 15, 2000, 500, by=ConfigError):
         subsets(replace(METHOD.teaching, confident=2000, uncertain=500), context, True, 0, 1)
+    with refused("alpha", "2 mixtures", by=ConfigError):
+        MeanTeacher(METHOD.teaching, context, replace(ROUND, local=replace(METHOD.local, batch_size=2)), None)
+
+
+WEIGHT = torch.tensor([2.0, 1.0, 0.5, 3.0])
+
+
+def lesson(context: SiteContext, **how: Any) -> tuple[Tensor, Batch, float]:
+    """Logits, the first batch without mixtures, and their loss under class weights."""
+    sure = replace(METHOD.teaching, enhancing="none", positive=0.9, negative=0.0, **how)
+    lessons = MeanTeacher(sure, context, ROUND, WEIGHT)
+    g, s = torch.Generator().manual_seed(0), torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    batch = next(iter(lessons.batches(g, g)))
+    assert 0 < batch.known.sum() < 32
+    return s, batch, float(lessons.loss(s, batch))
 
 
 def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     """Mean of all entries, the teacher's probability where it is unsure, times the mean masked weight."""
-    method = replace(
-        METHOD,
-        teaching=replace(METHOD.teaching, loss="program", enhancing="none", positive=0.9, negative=0.0),
-    )
-    context, _ = bench_of(tiny, method)
-    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = MeanTeacher(method.teaching, context, replace(ROUND, local=method.local), weight)
-    g = torch.Generator().manual_seed(0)
-    batch = next(iter(lessons.batches(g, g)))
-    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    s, batch, found = lesson(bench_of(tiny, METHOD)[0], loss="program")
     bce = torch.nn.functional.binary_cross_entropy_with_logits(s, batch.y)
-    expected = bce * (batch.known * weight).mean()
-    assert 0 < batch.known.sum() < 32
-    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+    assert found == pytest.approx(float(bce * (batch.known * WEIGHT).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("start", [1, 2])
 def test_the_class_weight_on_both_terms_scales_the_loss_of_the_class(start: int, tiny: Any) -> None:
     """w_c (-t ln p - (1 - t) ln(1 - p)) over sure entries, / (8 x 4); before pseudo-labels as well."""
-    how = replace(
-        METHOD.teaching, loss="both", enhancing="none", positive=0.9, negative=0.0, start_round=start
-    )
-    context, _ = bench_of(tiny, replace(METHOD, teaching=how))
-    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
-    lessons = MeanTeacher(how, context, replace(ROUND, local=METHOD.local), weight)
-    g = torch.Generator().manual_seed(0)
-    batch = next(iter(lessons.batches(g, g)))
-    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    context, _ = bench_of(tiny, METHOD)
+    s, batch, found = lesson(context, loss="both", start_round=start)
     p = torch.sigmoid(s)
-    each = weight * (-batch.y * p.log() - (1 - batch.y) * (1 - p).log())
-    expected = each[batch.known].sum() / 32
-    assert 0 < batch.known.sum() < 32
-    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
-    paper = MeanTeacher(replace(how, loss="paper"), context, replace(ROUND, local=METHOD.local), weight)
-    g.manual_seed(0)
-    assert float(paper.loss(s, next(iter(paper.batches(g, g))))) != pytest.approx(float(expected), rel=1e-3)
+    each = WEIGHT * (-batch.y * p.log() - (1 - batch.y) * (1 - p).log())
+    assert found == pytest.approx(float(each[batch.known].sum() / 32), rel=1e-5)
+    assert lesson(context, loss="paper", start_round=start)[2] != pytest.approx(found, rel=1e-3)
 
 
 def test_views_that_are_made_ahead_change_no_byte(tiny: Any) -> None:
@@ -211,38 +194,13 @@ def test_a_teacher_learns_before_it_is_asked_about_the_next_batch(tiny: Any) -> 
     assert not torch.equal(*taught)
 
 
-def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
-    site = tiny(METHOD, view="own").sites()["alpha"]
-    answer = reply_of(site, TaskData("handshake"))
-    assert answer.reason == "label_view"  # type: ignore[union-attr]
-    assert answer.error == LabelViewRefused.__name__  # type: ignore[union-attr]
-
-
 def test_sites_take_no_larger_batches_than_the_job(tiny: Any) -> None:
     """q counts draws: a site with larger ones would have more say."""
     context, task = bench_of(tiny, METHOD)
     large, _ = train_round(METHOD, replace(context, batch_size=64), task, CTX)
     most = METHOD.local.iterations * METHOD.local.batch_size  # type: ignore[operator]
     assert float(large.class_weights.max()) <= most
-    assert METHOD.egress(_layout()).class_weight == (0.0, most)
-
-
-def _layout() -> Any:
-    from suture.models.classifier import Layout
-
-    return Layout({}, {})
-
-
-@pytest.mark.complete
-def test_a_federation_counts_and_says_so(tiny: Any) -> None:
-    server = tiny(METHOD, rounds=3).run()
-    lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
-    rows = lines[1]["sites"]["alpha"]["rows"]
-    assert set(rows) == set(EVERY)
-    assert lines[1]["sites"]["alpha"]["scalars"].keys() == {"pseudo_positive", "pseudo_negative"}
-    assert noted(server) == []
-    page = (server.record.folder / "report.html").read_text()
-    assert "Pseudo-labels" in page
+    assert METHOD.egress(Layout({}, {})).class_weight == (0.0, most)
 
 
 def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
@@ -260,41 +218,95 @@ def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
     assert server.round == 2
 
 
-def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
-    context, _ = bench_of(tiny, METHOD)
-    tiny_batches = replace(ROUND, local=replace(METHOD.local, batch_size=2))
-    with pytest.raises(ConfigError, match="alpha: batches of 2 have no room for 2 mixtures"):
-        MeanTeacher(METHOD.teaching, context, tiny_batches, None)
+# Entropy, pseudo-labels and losses by hand
+
+MULTI, SINGLE = KINDS["multilabel"], KINDS["multiclass"]
+LIMITS = Thresholds(positive=0.85, negative=0.005, best=0.95)
+T, F = True, False
 
 
-@pytest.mark.complete
-def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
-    """At this learning rate the loss jumps about, and the last epoch is not the best."""
-    warm_up = Phase("warm-up", 1, "head", 5.0, 3, keep_best=True)
-    context, task = bench_of(tiny, METHOD)
-
-    def after(phase: Phase) -> float:
-        model = copy.deepcopy(context.model)
-        site = replace(context, model=model)
-        done, _ = train_round(METHOD, site, task, RoundContext(1, phase, 0))
-        loss = validation_loss(site, loss_of(METHOD.loss, "multilabel"))
-        assert loss is not None
-        torch.testing.assert_close(done.head["head.bias"], model.head.bias.detach())  # it is what is sent
-        return loss
-
-    losses = [after(replace(warm_up, epochs=n, keep_best=False)) for n in (1, 2, 3)]
-    assert min(losses) < losses[-1]
-    assert after(warm_up) == pytest.approx(min(losses))
+def test_entropy_by_hand() -> None:
+    """Of several labels that of the unknown ones, or of all where none is; the program's lacks a term."""
+    p, known = torch.tensor([[0.9, 0.5, 0.25], [0.5, 0.1, 0.0]]), torch.tensor([[T, F, F]] * 2)
+    bits = [-(v * math.log2(v) + (1 - v) * math.log2(1 - v)) for v in (0.25, 0.1)]
+    paper = MULTI.entropy(p, known, "paper").tolist()
+    assert paper == pytest.approx([(1 + bits[0]) / 2, bits[1] / 2])
+    assert MULTI.entropy(p[:1, 1:2], torch.tensor([[T]]), "paper").item() == pytest.approx(1)
+    program = MULTI.entropy(p, known, "program")[0].item()
+    assert program == pytest.approx(-(0.5 * math.log(0.5) + 0.25 * math.log(0.25)) / 3)
+    p = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    assert SINGLE.entropy(p, known, "paper").tolist() == pytest.approx([1.5 * math.log(2), 0])
 
 
-@pytest.mark.parametrize("value", [1.0, 0.0, -3, 0, True, "0.2", 1.5, float("nan")])
-def test_a_subset_is_a_share_or_a_number_of_images(value: Any) -> None:
-    for name in ("confident", "uncertain"):
-        with pytest.raises(ConfigError, match=f"{name}: .*a share below 1"):
-            parse(Teaching, {name: value}, "teaching")
+def test_pseudo_labels_of_several_labels() -> None:
+    p = torch.tensor([[0.99, 0.85, 0.005, 0.5]])
+    targets = MULTI.targets(p, torch.zeros(1, 4), torch.tensor([[T, F, F, F]]), LIMITS, "paper")
+    assert targets.sure.tolist() == [[T, T, T, F]]
+    assert targets.made.tolist() == [[F, T, T, F]]
+    assert targets.y[0, :3].tolist() == [0, 1, 0]  # the label goes before what the teacher thinks
+    assert targets.positives().tolist() == [[F, T, F, F]]
 
 
-def test_a_share_and_a_number_stay_what_they_are() -> None:
-    how = parse(Teaching, {"confident": 0.5, "uncertain": 1}, "teaching")
-    assert (how.confident, how.uncertain) == (0.5, 1)
-    assert type(how.uncertain) is int
+def test_pseudo_labels_of_a_single_label() -> None:
+    """Labelled; unlabelled and sure; unlabelled and unsure; sure of a class that it is known not to be."""
+    p = torch.tensor([[0.0, 0.97, 0.03], [0.01, 0.96, 0.03], [0.1, 0.5, 0.4], [0.96, 0.02, 0.02]])
+    y = torch.tensor([[1.0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
+    known = torch.tensor([[T, F, F]] * 4)
+    targets = SINGLE.targets(p, y, known, LIMITS, "paper")
+    assert targets.sure[:, 0].tolist() == [T, T, F, F]
+    assert targets.made[:, 0].tolist() == [F, T, F, F]
+    assert targets.y[:2].tolist() == [[1, 0, 0], [0, 1, 0]]
+    program = SINGLE.targets(p, y, known, LIMITS, "program")
+    assert program.made[:, 0].tolist() == [F, T, F, T]
+    assert program.y[3].tolist() == [1, 0, 0]
+
+
+def test_what_the_program_does_with_mixtures() -> None:
+    p, known = torch.tensor([[0.5, 0.99, 0.6]]), torch.tensor([[T, F, F]])
+    several = MULTI.targets(p, torch.ones(1, 3), known, LIMITS, "program", mixing=True)
+    assert several.sure.tolist() == [[F, T, F]]
+    assert several.y[0, 0] == 1
+    p, y = torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+    single = SINGLE.targets(p, y, torch.tensor([[T, F, F]] * 2), LIMITS, "program", mixing=True)
+    assert single.sure[:, 0].tolist() == [T, F]
+
+
+def test_a_mixture_is_taught_what_both_images_are() -> None:
+    one = Targets(torch.tensor([[1.0, 0.0]]), torch.tensor([[T, T]]), torch.tensor([[F, F]]))
+    other = Targets(torch.tensor([[0.0, 1.0]]), torch.tensor([[T, F]]), torch.tensor([[T, F]]))
+    mixed = mix(one, other, 0.75)
+    assert mixed.y.tolist() == [[0.75, 0.25]]
+    assert mixed.sure.tolist() == [[T, F]]
+
+
+def test_loss_of_several_labels_by_hand() -> None:
+    """Two images, two classes: a positive of weight 3, a negative, a pseudo-positive, an unsure entry."""
+    targets = Targets(
+        torch.tensor([[1.0, 0.0], [0.3, 1.0]]), torch.tensor([[T, T], [F, T]]), torch.tensor([[F, F], [F, T]])
+    )
+    losses = MULTI.losses(torch.zeros(2, 2), targets.y, torch.tensor([3.0, 1.0]))
+    total = torch.sum(losses * MULTI.weights(targets))
+    assert float(total) == pytest.approx((3 + 1 + 1) * math.log(2) / 4)
+
+
+def test_loss_of_a_single_label_by_hand() -> None:
+    """Two labelled, one pseudo-labelled and two unsure images, of three classes all alike to the student."""
+    targets = Targets(
+        torch.eye(3)[[0, 1, 2, 0, 0]],
+        torch.tensor([[x] * 3 for x in (T, T, T, F, F)]),
+        torch.tensor([[x] * 3 for x in (F, F, T, F, F)]),
+    )
+    losses = SINGLE.losses(torch.zeros(5, 3), targets.y, None)
+    total = torch.sum(losses * SINGLE.weights(targets))
+    assert float(total) == pytest.approx((2 / 2 + 1 / 3) * math.log(3))
+
+
+@given(st.integers(0, 10**6))
+def test_entropy_lies_where_it_should(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    known = torch.rand(5, 6, generator=g).lt(0.5)
+    p = torch.rand(5, 6, generator=g)
+    several = MULTI.entropy(p, known, "paper")
+    assert bool(((several >= 0) & (several <= 1 + 1e-6)).all())
+    single = SINGLE.entropy(p / p.sum(dim=1, keepdim=True), known, "paper")
+    assert bool(((single >= 0) & (single <= math.log(6) + 1e-6)).all())

@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rounds import train_round
+from one_step import context_with
+from rounds import Precise, train_round
 from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for, seed_for
-from suture.data.batch import Augmentation, Samples, augment, endless
+from suture.data.batch import Samples, augment, endless
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
-from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, Preprocessing, split_state
+from suture.models import build
+from suture.models.classifier import Classifier, split_state
 from suture.protocol.messages import TaskData
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import EMA, MIXED_WEIGHT, Teaching, follower
+from suture_synthetic.method_checks import SMALL
 
 LABELS = ("A", "B", "C", "D")
 KNOWN = (False, False, True, True)
@@ -30,16 +32,6 @@ PLAIN, MIXED, CONFIDENT, UNCERTAIN, IMAGES = 6, 2, 6, 5, 24
 """Images of a step, mixtures among them, and the sizes of D^l and D^h among all images."""
 
 Rows = list[list[float]]
-
-
-class Precise:
-    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
-
-    def __init__(self, prepare: Preprocessing) -> None:
-        self.prepare, self.std = prepare, prepare.std
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return self.prepare(image).double()
 
 
 @dataclass
@@ -74,36 +66,20 @@ def site_of(task: LabelType) -> tuple[SiteContext, TaskData]:
     if task == "multiclass":
         y = torch.eye(4)[torch.randint(0, 4, (IMAGES,), generator=g)]
     y[:, ~torch.tensor(KNOWN)] = torch.nan
-    spec = ModelSpec("cnn", size=16)
-    model = build(spec, LabelSet(LABELS, task), 1, pretrained=False).double()
+    model = build(SMALL, LabelSet(LABELS, task), 1, pretrained=False).double()
     if task == "multiclass":
         with torch.no_grad():
             model.head.weight.mul_(20)  # else the teacher is as sure of one image as of another
     shared, head = split_state(copy.deepcopy(model.state_dict()))
     train = Samples({"image": images}, y, tuple(map(str, range(IMAGES))))
-    site = SiteContext(
-        "site",
-        model,
-        {"train": train},
-        Precise(spec.preprocessing),  # type: ignore[arg-type]
-        Augmentation(),
-        torch.device("cpu"),
-    )
+    site = replace(context_with(model, train, "site"), prepare=Precise(SMALL.preprocessing))  # type: ignore[arg-type]
     return site, TaskData("train", 1, labels=LABELS, shared=shared, head=head)
 
 
 def method_of(**limits: float) -> FedLSM:
-    how = Teaching(
-        start_round=1,
-        confident=CONFIDENT,
-        uncertain=UNCERTAIN,
-        mixed=MIXED,
-        **limits,
-    )
-    local = LocalTraining(
-        lr=1e-2, iterations=4, batch_size=PLAIN + MIXED, betas=(0.9, 0.99), weight_decay=5e-4
-    )
-    return FedLSM(local=local, teaching=how)
+    how = Teaching(start_round=1, confident=CONFIDENT, uncertain=UNCERTAIN, mixed=MIXED, **limits)
+    adam = {"betas": (0.9, 0.99), "weight_decay": 5e-4}
+    return FedLSM(local=LocalTraining(lr=1e-2, iterations=4, batch_size=PLAIN + MIXED, **adam), teaching=how)
 
 
 def literal_round(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,25 +13,28 @@ import torch
 from torch import Tensor, nn
 
 import suture_papers.fedmas.fedmas as fedmas
-from rounds import context_of, train_round
+from one_step import equal
+from rounds import begun, context_of, first_task, precise, train_round
+from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import MILD, Augmentation
 from suture.federation.plan import Plan
-from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.base import GlobalModel, Phase, RoundContext, resolve_training
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec, freeze
 from suture.protocol.messages import TaskData, Update
-from suture_papers.fedmas.fedmas import FedMAS, by_class, distance, rescue_factor
+from suture.protocol.packing import pack
+from suture_papers.fedmas.fedmas import Divergence, FedMAS, by_class, distance, rescue_factor
+from world import refused
 
 CTX = RoundContext(1, Phase("main", 1), 0)
 CNN = ModelSpec("cnn", size=16)
-EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
 def test_the_distance_is_between_directions() -> None:
@@ -51,20 +55,6 @@ def test_rescue_factor_of_paper_and_program() -> None:
     assert rescue_factor(w, v, "normalised") == pytest.approx(0.55)
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-def test_the_two_readings_order_sites_the_other_way_round(classes: int) -> None:
-    """With equally hard classes, RF is their number times w v, or one over their number."""
-    w = torch.full((classes,), 0.5)
-    assert rescue_factor(w, 2 * w, "paper") == pytest.approx(classes * 0.5)
-    assert rescue_factor(w, 2 * w, "normalised") == pytest.approx(1 / classes)
-
-
-def test_learning_rate_of_hyperkvasir() -> None:
-    local = LocalTraining(lr=0.1, final_lr=1e-4, optimiser="sgd")
-    found = [resolve_training(local, RoundContext(r, Phase("main", 200), 1, r)).lr for r in (1, 100, 200)]
-    assert found == pytest.approx([0.0999938, 0.05005, 0.0001], abs=1e-7)
-
-
 def test_balanced_softmax_by_hand() -> None:
     """Logits all alike, counts 3 and 1: the probabilities are 3/4 and 1/4."""
     logits, known = torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool)
@@ -75,21 +65,16 @@ def test_balanced_softmax_by_hand() -> None:
 
 
 def test_every_tensor_is_weighted_by_the_rescue_factor() -> None:
-    before = GlobalModel(("A",), {"w": torch.zeros(1)}, {"head.bias": torch.zeros(1)})
-    updates = [
-        Update(
-            1,
-            ("A",),
-            {"w": torch.tensor([x])},
-            {"head.bias": torch.tensor([x])},
-            torch.tensor([rf]).double(),
-            rf,
-        )
-        for x, rf in ((1.0, 22.0), (5.0, 66.0))
-    ]
+    """RF = 22 and 66: (22 * 1 + 66 * 5) / 88 = 4, of the second head, too."""
+    heads = ("head.bias", "second_head.bias")
+    before = GlobalModel(("A",), {"w": torch.zeros(1)}, dict.fromkeys(heads, torch.zeros(1)))
+    updates = []
+    for value, factor in ((1.0, 22.0), (5.0, 66.0)):
+        sent, of_class = torch.tensor([value]), torch.tensor([factor]).double()
+        updates.append(Update(1, ("A",), {"w": sent}, dict.fromkeys(heads, sent), of_class, factor))
     after = FedMAS().aggregate(before, updates, CTX)
-    assert after.shared["w"].item() == pytest.approx(4)
-    assert after.head["head.bias"].item() == pytest.approx(4)
+    for tensor in (after.shared["w"], *after.head.values()):
+        assert tensor.item() == pytest.approx(4)
 
 
 class Mean(nn.Module):
@@ -109,12 +94,10 @@ PROGRAM = replace(METHOD, supervision="program")
 def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, TaskData]:
     """A site whose model projects to the five features of `Mean`."""
     spec = replace(CNN, projection=5, second_head=method.supervision == "program")
-    federation = tiny(method, model=spec)
-    site = federation.sites()["alpha"]
-    model = initial(site.plan, EVERY)
-    task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    site = tiny(method, model=spec).sites()["alpha"]
     prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
     site.trainer.__dict__["prior"] = freeze("mean", Mean(), 5, prepare, "means")
+    task = first_task(site)
     return context_of(site, task), task
 
 
@@ -187,21 +170,6 @@ def literal_round(
     return model, sum(a * b for a, b in zip(w, v, strict=True))
 
 
-class Precise:
-    """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
-
-    def __init__(self, prepare: Preprocessing) -> None:
-        self.prepare, self.std = prepare, prepare.std
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return self.prepare(image).double()
-
-
-def precise(context: SiteContext) -> SiteContext:
-    """The site in double precision."""
-    return replace(context, model=context.model.double(), prepare=Precise(context.prepare))  # type: ignore[arg-type]
-
-
 SHORT = 13.0
 """A gradient is clipped to this in some steps of the test's two epochs, and not in others."""
 
@@ -227,24 +195,28 @@ def test_a_round_is_that_of_the_equations(
     assert not done.scalars
 
 
-def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
-    context, task = bench_of(tiny)
-    seen: list[int] = []
+def watched(context: SiteContext, see: Callable[[Tensor], None]) -> SiteContext:
+    """The site under augmentation, with a prior that shows its images."""
 
-    class Counting(Mean):
+    class Watching(Mean):
         def forward(self, image: Tensor) -> Tensor:
-            seen.append(len(image))
+            see(image)
             return super().forward(image)
 
     assert context.prior is not None
-    prior = replace(context.prior, network=Counting())
-    context = replace(context, prior=prior, augmentation=MILD)
-    plain = replace(METHOD, prior_view="plain")
-    for _ in range(2):
-        train_round(plain, context, task, CTX)
-    assert sum(seen) == 15
-    train_round(plain, replace(context, cache={}), task, CTX)  # as in another process
-    assert sum(seen) == 15
+    return replace(context, prior=replace(context.prior, network=Watching()), augmentation=MILD)
+
+
+def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> None:
+    context, task = bench_of(tiny)
+    seen: list[int] = []
+    context, plain = (
+        watched(context, lambda image: seen.append(len(image))),
+        replace(METHOD, prior_view="plain"),
+    )
+    for cache in (context.cache, context.cache, {}):  # the last as in another process
+        train_round(plain, replace(context, cache=cache), task, CTX)
+        assert sum(seen) == 15
     train_round(METHOD, context, task, CTX)
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
@@ -252,16 +224,8 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
 def test_the_prior_computes_in_the_precision_of_the_model(tiny: Any) -> None:
     """In single precision a large prior would take longer than the model that it guides."""
     context, task = bench_of(tiny)
-    types: list[torch.dtype] = []
-
-    class Convolved(Mean):
-        def forward(self, image: Tensor) -> Tensor:
-            types.append(torch.nn.functional.conv2d(image, torch.ones(1, 1, 2, 2)).dtype)
-            return super().forward(image)
-
-    assert context.prior is not None
-    prior = replace(context.prior, network=Convolved())
-    context = replace(context, prior=prior, augmentation=MILD)
+    kernel, types = torch.ones(1, 1, 2, 2), list[torch.dtype]()
+    context = watched(context, lambda image: types.append(torch.conv2d(image, kernel).dtype))
     for half in (None, torch.bfloat16):
         types.clear()
         context.model.compute_in(half)
@@ -269,40 +233,88 @@ def test_the_prior_computes_in_the_precision_of_the_model(tiny: Any) -> None:
         assert set(types[-2:]) == {half or torch.float32}
 
 
-def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
+def test_by_images_it_is_distillation_without_mas(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rescue factor is needed, nor one that is no number refused."""
+    monkeypatch.setattr(Divergence, "while_training", lambda _: torch.full((4,), math.nan))
     context, task = bench_of(tiny)
     done, _ = train_round(replace(METHOD, aggregation="images"), context, task, CTX)
     assert done.weight == 15
 
 
-def test_a_model_of_other_heads_or_width_is_refused_before_anything_begins() -> None:
+@pytest.mark.parametrize(
+    ("method", "model", "named"),
+    [
+        (PROGRAM, {"projection": 5}, "model.second_head=true"),
+        (METHOD, {"projection": 5, "second_head": True}, "model.second_head=false"),
+        (FedMAS(), {"projection": 5}, "model.projection=128"),
+    ],
+)
+def test_a_model_of_other_heads_or_width_is_refused_before_anything_begins(
+    method: FedMAS, model: dict[str, Any], named: str
+) -> None:
     def planned(method: FedMAS, **model: Any) -> Plan:
         return Plan(method, replace(CNN, **model), Augmentation(), 1, "run", "code")
 
-    with pytest.raises(ConfigError, match=r"supervision=program .*set model\.second_head=true"):
-        planned(PROGRAM, projection=5)
-    with pytest.raises(ConfigError, match=r"supervision=paper .*set model\.second_head=false"):
-        planned(METHOD, projection=5, second_head=True)
-    with pytest.raises(ConfigError, match=r"'phantoms' has 128 features .* 5; set model\.projection=128"):
-        planned(FedMAS(), projection=5)
+    with refused(named, by=ConfigError):
+        planned(method, **model)
     planned(FedMAS(), projection=128)
     planned(FedMAS())  # how wide the backbone is, a site sees when it builds it
     planned(METHOD, projection=5)  # and how wide a checkpoint is, when it reads it
 
 
-@pytest.mark.complete
-def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
-    method = replace(PROGRAM, prior=PriorSpec("phantoms"), local=LocalTraining(lr=1e-2, batch_size=8))
-    federation = tiny(method, model=replace(CNN, projection=128, second_head=True))
-    done = federation.run().model
-    assert done.labels == EVERY
-    assert done.head["second_head.weight"].shape == (4, 128)
-    begun = initial(federation.plan, EVERY).head["second_head.weight"]
-    assert ((done.head["second_head.weight"] - begun).abs().amax(dim=1) > 1e-4).all()
-
-
 def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
     context, task = bench_of(tiny)
     assert context.prior is not None
-    with pytest.raises(ConfigError, match=r"alpha: .* has 7 features.* 5; set model\.projection=7"):
+    with refused("alpha", "model.projection=7", by=ConfigError):
         train_round(METHOD, replace(context, prior=replace(context.prior, width=7)), task, CTX)
+
+
+# Without one of its parts
+
+
+def test_without_distillation_it_is_balanced_softmax_with_rescue_factors(tiny: Any) -> None:
+    benches = [bench_of(tiny) for _ in range(3)]
+    (_, task), (one, two, three) = benches[0], (precise(of_one_class(context)) for context, _ in benches)
+    alone, _ = train_round(replace(METHOD, distillation=0.0), one, task, CTX)
+    balanced = FedAvg(local=METHOD.local, softmax="balanced", class_weights="none")
+    plain, _ = train_round(balanced, two, task, CTX)
+    for name, tensor in {**plain.shared, **plain.head}.items():
+        if not name.startswith("projector."):
+            torch.testing.assert_close(alone.shared.get(name, alone.head.get(name)), tensor)
+    for name, tensor in one.model.projector.named_parameters():
+        assert torch.equal(tensor, task.shared[f"projector.{name}"])
+    assert alone.weight == pytest.approx(literal_round(three, CTX.seed, distillation=0.0)[1], rel=1e-6)
+
+
+# What it tells of each class: for a simulation's report, and in no update
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_the_divergence_of_each_class_is_told_before_training(projected: bool, tiny: Any) -> None:
+    """Without a projector the backbone's own features are compared."""
+    method = METHOD if projected else FedMAS(local=METHOD.local)
+    context, task = bench_of(tiny) if projected else begun(tiny, method)
+    train, model = context.samples["train"], context.model.eval()
+    assert context.prior is not None
+    assert isinstance(model.projector, nn.Identity) != projected
+    with torch.no_grad():
+        y = model.projector(model.features({"image": context.prepare(train.inputs["image"])}))
+        each = distance(y, context.prior.features(train.inputs["image"]))
+    told: dict[str, Tensor] = {}
+    train_round(method, replace(context, record=told.update), task, CTX)
+    assert set(told) == {"images", "divergence"}
+    for column in range(len(EVERY)):
+        own = train.y[:, column] == 1
+        assert told["images"][column] == own.sum()
+        mean = float(each[own].mean()) if own.any() else 0.0
+        assert float(told["divergence"][column]) == pytest.approx(mean, abs=1e-5)
+
+
+def test_the_update_is_the_same_whether_anybody_listens(tiny: Any) -> None:
+    sent = []
+    for tell in (None, lambda _: None):
+        context, task = bench_of(tiny)
+        sent.append(pack(train_round(METHOD, replace(context, record=tell), task, CTX)[0]))
+    one, two = sent
+    assert one.header == two.header
+    assert equal(one.tensors, two.tensors)

@@ -1,30 +1,25 @@
-"""MoCo v2: its loss, its queue, a short training, and the command."""
+"""MoCo v2: its loss, its queue, its views, a short training, and the command."""
 
 from __future__ import annotations
 
+import colorsys
 import json
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from suture.cli import app
+from small_hospitals import write_hospital
 from suture.core.errors import ConfigError, DataError
+from suture.data.batch import resample
 from suture.learning.training import NonFiniteLoss
 from suture.models.priors import PriorSpec, load_prior, read_prior
-from suture_papers.fedmas.pretraining import (
-    Encoder,
-    Pretraining,
-    Queue,
-    Trainer,
-    Views,
-    follow,
-    info_nce,
-    pretrain,
-)
+from suture_papers.fedmas import pretraining as moco
+from suture_papers.fedmas.pretraining import Pretraining, Queue, Trainer, Views, pretrain
+from world import exit_of, refused, suture
 
 SHORT = Pretraining(
     size=16,
@@ -50,7 +45,7 @@ def test_info_nce_by_hand() -> None:
     # Image 0 has three negative keys; image 1 has two, because the key of row 1 is its own.
     first = -math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(2.0) + math.exp(0.0) + math.exp(1.6)))
     second = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(0.0) + math.exp(1.2)))
-    loss = info_nce(queries, keys, queue, torch.tensor([0, 1]), temperature=0.5)
+    loss = moco.info_nce(queries, keys, queue, torch.tensor([0, 1]), temperature=0.5)
     assert loss.item() == pytest.approx((first + second) / 2, abs=1e-6)
 
 
@@ -63,9 +58,9 @@ def test_the_queue_keeps_the_newest() -> None:
 
 
 def test_the_key_encoder_follows() -> None:
-    key, query = (Encoder(torch.nn.Identity(), 2, 3) for _ in range(2))
+    key, query = (moco.Encoder(torch.nn.Identity(), 2, 3) for _ in range(2))
     before = [p.detach().clone() for p in key.parameters()]
-    follow(key, query, 0.75)
+    moco.follow(key, query, 0.75)
     for was, now, other in zip(before, key.parameters(), query.parameters(), strict=True):
         torch.testing.assert_close(now, 0.75 * was + 0.25 * other)
 
@@ -99,13 +94,13 @@ def test_a_batch_of_a_single_image_joins_the_one_before() -> None:
 
 
 def test_what_cannot_be_trained() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'resnet18'"):
+    with refused("resnet8", "resnet18", by=ConfigError):
         Pretraining(backbone="resnet8")
-    with pytest.raises(ConfigError, match="too small for resnet18; 33"):
+    with refused("resnet18", "33", by=ConfigError):
         Pretraining(backbone="resnet18", size=32)
-    with pytest.raises(DataError, match="two or more"):
+    with refused(by=DataError):
         pretrain(scenes(1), SHORT, 1)
-    with pytest.raises(NonFiniteLoss, match=r"epoch 1, step 2 .*--set lr="):
+    with refused("epoch 1, step 2", by=NonFiniteLoss):
         pretrain(scenes(), Pretraining(size=16, epochs=1, batch_size=16, lr=1e38), 1)
 
 
@@ -114,76 +109,140 @@ WORDS += ["--set", "batch_size=16", "--set", "lr=0.3", "--set", "momentum=0.9"]
 
 
 @pytest.mark.complete
-def test_the_command_writes_a_prior(tmp_path: Path, hospital: Callable[..., Path]) -> None:
-    sites = [str(hospital(tmp_path / name, ("Mass",), 30, i)) for i, name in enumerate(("a", "b"))]
+def test_the_command_writes_a_prior(tmp_path: Path) -> None:
+    sites = [write_hospital(tmp_path / name, ("Mass",), 30, i) for i, name in enumerate(("a", "b"))]
     out = tmp_path / "made" / "prior"
-    done = CliRunner().invoke(
-        app, ["pretrain", *sites, *WORDS, "--out", str(out), "--licence", "CC0"], catch_exceptions=False
-    )
-    assert done.exit_code == 0
-    assert "36 images of 2 data sets" in done.stdout
-    assert "epoch 2/2  loss" in done.stdout
+    command = ["pretrain", *sites, *WORDS, "--out", out, "--licence", "CC0"]
+    assert "36 images of 2 data sets" in suture(*command)
     assert sorted(p.name for p in out.iterdir()) == ["prior.json", "prior.safetensors"]
     facts = json.loads((out / "prior.json").read_text())
     assert facts["data"] == [{"dataset": "hospital", "images": 18}] * 2
     assert (facts["backbone"], facts["width"], facts["licence"]) == ("cnn", 128, "CC0")
     assert facts["final_loss"] == facts["losses"][-1]
-    prior = load_prior(PriorSpec("checkpoint", str(out)))
-    assert prior.digest == facts["digest"]
-    again = CliRunner().invoke(app, ["pretrain", *sites, *WORDS, "--out", str(out)])
-    assert isinstance(again.exception, ConfigError)
-    assert "--overwrite" in str(again.exception)
-    again = CliRunner().invoke(app, ["pretrain", *sites, *WORDS, "--out", str(out), "--overwrite"])
-    assert again.exit_code == 0
-    assert json.loads((out / "prior.json").read_text())["digest"] == facts["digest"]
-    broken_files_say_so(out)
-
-
-@pytest.mark.complete
-def test_views_can_be_changed(tmp_path: Path, hospital: Callable[..., Path]) -> None:
-    config = str(hospital(tmp_path / "a", ("Mass",), 30, 0))
-    command = ["pretrain", config, *WORDS, "--out", str(tmp_path / "out")]
-    assert (
-        CliRunner().invoke(app, [*command, "--set", "views.crop=0.5", "--set", "views.flip=0"]).exit_code == 0
-    )
-    facts = json.loads((tmp_path / "out" / "prior.json").read_text())
+    assert load_prior(PriorSpec("checkpoint", str(out))).digest == facts["digest"]
+    with refused(out, "--overwrite", by=ConfigError):
+        suture(*command)
+    changed = ["--set", "views.crop=0.5", "--set", "views.flip=0"]
+    suture(*command, "--overwrite", *changed)
+    facts = json.loads((out / "prior.json").read_text())
     assert (facts["training"]["views"]["crop"], facts["training"]["views"]["flip"]) == (0.5, 0.0)
-    for words, message in (
-        (["views.crp=1"], "did you mean 'crop'"),
-        (["views.crop"], "views.crop=0.4"),
+    weights = out / "prior.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), b"cut off"):
+        weights.write_bytes(damaged)
+        with refused("prior.json", by=ConfigError):
+            read_prior(out)
+    (out / "prior.json").unlink()
+    with refused("prior.json", by=ConfigError):
+        read_prior(out)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["views.crp=1"], "'crop'"),
+        (["views.crop"], "views.crop"),
         (["views.crop=2"], "crop"),
         (["views=2", "views.crop=1"], "views.crop=1"),
         (["rate=2"], "rate"),
         (["a.b.c=1"], "a.b"),
-    ):
-        sets = [part for word in words for part in ("--set", word)]
-        wrong = CliRunner().invoke(app, [*command, "--overwrite", *sets])
-        assert isinstance(wrong.exception, ConfigError)
-        assert message in str(wrong.exception)
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(words: list[str], named: str, tmp_path: Path) -> None:
+    sets = [part for word in words for part in ("--set", word)]
+    with refused(named, by=ConfigError):
+        suture("pretrain", tmp_path / "suture.toml", *WORDS, "--out", tmp_path / "out", *sets)
 
 
-def broken_files_say_so(folder: Path) -> None:
-    weights = folder / "prior.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ConfigError, match=r"prior\.safetensors does not match prior\.json"):
-        read_prior(folder)
-    weights.write_bytes(b"cut off")
-    with pytest.raises(ConfigError, match=r"cannot be read as a prior.*copy prior\.json"):
-        read_prior(folder)
-    (folder / "prior.json").unlink()
-    with pytest.raises(ConfigError, match=r"does not contain prior\.json.*suture pretrain"):
-        read_prior(folder)
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "epoch", Mock(side_effect=KeyboardInterrupt))
+    config, out = write_hospital(tmp_path / "a", ("Mass",), 30, 0), tmp_path / "out"
+    assert exit_of(monkeypatch, "pretrain", config, *WORDS, "--out", out) == 130
+    assert not list(out.iterdir())
 
 
-def test_ctrl_c_leaves_nothing_half_written(
-    tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def pressed(self: Trainer, index: int) -> float:
-        raise KeyboardInterrupt
+# Its views
 
-    monkeypatch.setattr(Trainer, "epoch", pressed)
-    config = hospital(tmp_path / "a", ("Mass",), 30, 0)
-    done = CliRunner().invoke(app, ["pretrain", str(config), *WORDS, "--out", str(tmp_path / "out")])
-    assert done.exit_code == 130
-    assert not list((tmp_path / "out").iterdir())
+OFF = Views(crop=1.0, flip=0.0)
+
+
+def chances(monkeypatch: pytest.MonkeyPatch, tone: float = 0.0, gray: float = 0.0) -> None:
+    """How likely an image has its colours jittered, and is made gray; constants of MoCo v2."""
+    monkeypatch.setattr(moco, "TONE_CHANCE", tone)
+    monkeypatch.setattr(moco, "GRAY_CHANCE", gray)
+
+
+def images(channels: int = 1, n: int = 6) -> torch.Tensor:
+    return torch.rand(n, channels, 16, 16, generator=torch.Generator().manual_seed(0)) * 255
+
+
+def seeded(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_generator_is_the_only_source_of_randomness(channels: int) -> None:
+    torch.manual_seed(0)
+    one = moco.view(images(channels), seeded(), Views())
+    torch.manual_seed(9)
+    assert torch.equal(one, moco.view(images(channels), seeded(), Views()))
+    assert not torch.equal(one, moco.view(images(channels), seeded(2), Views()))
+    assert one.shape == (6, channels, 16, 16)
+    assert 0 <= one.min() < one.max() <= 255
+
+
+def test_a_crop_is_inside_the_image_and_of_the_area_that_is_asked() -> None:
+    maps = moco.crops(500, seeded(), Views())
+    sides, centre = maps[:, [0, 1], [0, 1]], maps[:, :, 2]
+    assert (sides.abs() + centre.abs() <= 1 + 1e-6).all()
+    area, ratio = sides.prod(1).abs(), (sides[:, 0] / sides[:, 1]).abs()
+    assert 0.2 - 1e-6 <= area.min() < 0.25
+    assert area.max() <= 1
+    assert 3 / 4 - 1e-6 <= ratio.min() < ratio.max() <= 4 / 3 + 1e-6
+    assert 0.4 < (sides[:, 0] < 0).float().mean() < 0.6
+    torch.testing.assert_close(resample(images(), moco.crops(6, seeded(), OFF)), images(), rtol=0, atol=1e-3)
+
+
+def test_brightness_and_contrast_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances(monkeypatch, tone=0.5)
+    x = images(n=40) * 0.2 + 100  # far from both ends, where values are cut
+    out = moco.color_jitter(x, seeded(), replace(OFF, tone=0.2))
+    same = (out - x).abs().amax((1, 2, 3)) < 1e-3
+    assert 0 < same.sum() < len(x)
+    assert (out.mean((1, 2, 3)) / x.mean((1, 2, 3))).min() >= 0.8
+    spread = (out.std((1, 2, 3)) / x.std((1, 2, 3)))[~same]
+    assert spread.min() < 0.9 < 1.1 < spread.max()
+
+
+def test_gray_has_no_colour_and_off_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(3)
+    chances(monkeypatch)
+    torch.testing.assert_close(moco.mixed(x, moco.colours(6, seeded(), OFF)), x, rtol=0, atol=0.1)
+    chances(monkeypatch, gray=1.0)
+    gray = moco.mixed(x, moco.colours(6, seeded(), OFF))
+    torch.testing.assert_close(gray[:, 0], gray[:, 2], rtol=0, atol=0.1)
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    torch.testing.assert_close(gray[:, :1], (x * weights).sum(1, keepdim=True), rtol=0, atol=0.1)
+
+
+def test_hue_turns_red_towards_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances(monkeypatch, tone=1.0)
+    red = torch.tensor([200.0, 60.0, 60.0]).view(1, 3, 1, 1).expand(50, 3, 2, 2)
+    spec = replace(OFF, tone=0.0)
+    out = moco.mixed(red, moco.colours(50, seeded(), spec))[:, :, 0, 0] / 255
+    hues = torch.tensor([(colorsys.rgb_to_hsv(*pixel)[0] + 0.5) % 1 - 0.5 for pixel in out.tolist()])
+    assert -0.16 < hues.min() < -0.05
+    assert 0.05 < hues.max() < 0.16
+
+
+def test_blur_is_torchvisions() -> None:
+    from torchvision.transforms.functional import gaussian_blur
+
+    x, sigma = images(3), torch.linspace(0.3, 1.0, 6)
+    weights = moco.gaussian_kernels(sigma, 1.0)
+    assert weights.shape == (6, 7)
+    out = moco.blur(x, weights)
+    inner = (slice(None), slice(3, -3), slice(3, -3))  # borders are continued in another way
+    for i in range(6):
+        expected = gaussian_blur(x[i], [7, 7], [float(sigma[i])] * 2)
+        torch.testing.assert_close(out[i][inner], expected[inner], rtol=0, atol=1e-2)

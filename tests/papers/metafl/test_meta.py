@@ -4,27 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from rounds import train_round
+from one_step import context_with, equal
+from rounds import reply_of, train_round
+from suture.core.errors import DataError, FederationError
 from suture.core.labels import LabelSet
 from suture.core.runtime import generator_for
-from suture.data.batch import Augmentation, Batch, Samples
+from suture.data.batch import Batch, Samples
+from suture.data.config import TrainingConfig
+from suture.federation.loop import Loop, federate
+from suture.federation.server.server import Server
 from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
-from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
+from suture.methods.base import GlobalModel, Phase, RoundContext, Share, SharingSpec, with_channels
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
+from suture.models.classifier import Classifier, Layout, head_rows, load_tensors, split_state
 from suture.models.encoders import TextLSTM
-from suture.protocol.messages import TaskData, Update, ones
+from suture.protocol.egress import NUM_SAMPLES
+from suture.protocol.messages import Abstain, TaskData, Update, ones
+from suture.protocol.packing import load
 from suture_papers.metafl.fl import FL
-from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, take_step, twice_differentiable
+from suture_papers.metafl.inner_loop import (
+    INNER,
+    ServerStep,
+    adapt,
+    batch_of,
+    take_step,
+    twice_differentiable,
+)
 from suture_papers.metafl.metafl import MetaFL
 from suture_papers.metafl.pmfl import PMFL
+from world import refused
 
 TARGET = LabelSet(("target",))
 WORDS = 21
@@ -63,28 +79,15 @@ def test_two_steps_on_a_parabola(order: int, gradient: float, after: float) -> N
     assert take_step(method.sharing, model, updates, method.server).shared["w"].item() == pytest.approx(after)
 
 
-def test_equal_losses_with_different_gradients_move_the_server_differently() -> None:
-    """The paper returns losses alone; they cannot say where to go."""
-    moved = []
-    for sign in (1.0, -1.0):
-        update = Update(
-            1, (), {"w": torch.tensor([sign])}, {}, ones(()), kind="gradient", scalars={"query_loss": 0.7}
-        )
-        model = with_channels(GlobalModel((), {"w": torch.zeros(1)}, {}), MetaFL())
-        moved.append(take_step(MetaFL().sharing, model, [update], ServerStep()).shared["w"].item())
-    assert moved == pytest.approx([-1e-3, 1e-3])
-
-
 def test_fl_counts_every_site_once_or_by_its_samples() -> None:
     """phi = 1 at a site of 10 samples and 4 at one of 30: (1 + 4)/2, and (10 * 1 + 30 * 4)/40 of Eq. 2."""
     model = GlobalModel((), {"w": torch.zeros(1, dtype=torch.float64)}, {})
     phi = {n: {"w": torch.full((1,), w, dtype=torch.float64)} for n, w in ((10, 1.0), (30, 4.0))}
-    for weights, after in (("equal", 2.5), ("images", 3.25)):
-        method = FL(weights=weights)
-        updates = [
-            Update(1, (), own, {}, ones(()), weight=method.weight(context("a", text_model(0), silo(0, n))))
-            for n, own in phi.items()
-        ]
+    sites = {n: context_with(text_model(0), silo(0, n)) for n in phi}
+    for weights, after, allowed in (("equal", 2.5, (1.0, 1.0)), ("images", 3.25, NUM_SAMPLES)):
+        method: Any = FL(weights=weights)
+        assert method.egress(Layout({}, {})).weight == allowed
+        updates = [Update(1, (), own, {}, ones(()), weight=method.weight(sites[n])) for n, own in phi.items()]
         assert method.aggregate(model, updates, at(1)).shared["w"].item() == after
 
 
@@ -96,10 +99,10 @@ def test_half_of_the_text_model() -> None:
     state = model.state_dict()
     half = {name: len(t) for name, t in PMFL().sharing.parts(state, {})[0].items()}
     assert half.pop("backbone.embedding.weight") == 10
-    assert half.keys() == {
-        name for name in state if ".lstm." in name
-    }  # nothing of an output layer of one row
+    assert half.keys() == {name for name in state if ".lstm." in name}  # no half of one row of output
     assert set(half.values()) == {64}
+    assert set(PMFL().sharing.local(model)) == set(state)  # a site keeps all of it
+    assert not MetaFL().sharing.local(model)
     assert sum(t.numel() for t in state.values()) == 41_537 + 128 * WORDS
 
 
@@ -127,11 +130,6 @@ def order_of(site: str, n: int) -> Tensor:
     return torch.randperm(n, generator=generator_for(0, site, "batches"))
 
 
-def context(name: str, model: Classifier, samples: Samples) -> SiteContext:
-    prepare, cpu = ModelSpec().preprocessing, torch.device("cpu")
-    return SiteContext(name, model, {"train": samples}, prepare, Augmentation(), cpu)
-
-
 def federation(
     method: Any, rounds: int, sizes: tuple[int, ...] = (24, 24)
 ) -> tuple[list[dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
@@ -148,7 +146,7 @@ def federation(
             load_tensors(model, method.sharing.put(model.state_dict(), {**shared, **rows}))
             update, _ = train_round(
                 method,
-                context(site, model, silo(i, sizes[i])),
+                context_with(model, silo(i, sizes[i]), site),
                 TaskData("train", labels=TARGET.names, shared=shared, head=rows),
                 at(round_),
             )
@@ -249,11 +247,6 @@ def test_the_baseline_is_the_mean_of_the_adapted_models(weights: Any, shares: tu
         close(one, two)
 
 
-def test_second_order_is_not_first_order() -> None:
-    (one,), (two,) = (federation(MetaFL(local=LOCAL, order=o, batches=3), 1)[0] for o in (1, 2))
-    assert any(not torch.allclose(one[name], two[name], atol=1e-9) for name in one)
-
-
 def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
     before = text_model(0).double().state_dict()
     after = federation(PMFL(local=LOCAL, batches=3), 7)[0][-1]
@@ -264,25 +257,6 @@ def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
 
 
 # What crosses, and what is refused
-
-
-def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
-    state, head = split_state(text_model(0).state_dict())
-    size = {
-        kind.about.name: sum(t.numel() for group in kind().sharing.parts(state, head) for t in group.values())
-        for kind in (FL, MetaFL, PMFL)
-    }
-    assert size["fl"] == size["metafl"] == 41_537 + 128 * WORDS
-    assert size["pmfl"] == 41_472 // 2 + 128 * 10
-
-
-def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
-    model = text_model(0)
-    assert set(PMFL().sharing.local(model)) == set(model.state_dict())
-    assert not MetaFL().sharing.local(model)
-    assert PMFL().sharing.shared(model) == tuple(
-        sorted(n for n in model.state_dict() if n.startswith("backbone"))
-    )
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -307,12 +281,10 @@ def test_second_derivatives_are_taken_without_cudnn(
 def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
     found = []
     for device in ("cpu", "cuda"):
-        site = context("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
-        method = MetaFL(local=LOCAL, order=order, batches=3)
-        update, _ = train_round(
-            method, replace(site, device=torch.device(device)), TaskData("train", labels=TARGET.names), at(1)
-        )
-        found.append(update.shared)
+        site = context_with(text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
+        site = replace(site, device=torch.device(device))
+        task = TaskData("train", labels=TARGET.names)
+        found.append(train_round(MetaFL(local=LOCAL, order=order, batches=3), site, task, at(1))[0].shared)
     for name, one in found[0].items():
         torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)
 
@@ -323,3 +295,129 @@ def test_only_a_recurrent_network_loses_cudnn(name: str, enabled: bool) -> None:
     with twice_differentiable(model):
         assert torch.backends.cudnn.enabled is enabled
     assert torch.backends.cudnn.enabled
+
+
+# A site: its batches, where its half begins, and what is refused
+
+
+def numbered(y: torch.Tensor) -> Samples:
+    """Rows that say which they are."""
+    return Samples({"row": torch.arange(len(y))}, y[:, None], tuple(map(str, range(len(y)))))
+
+
+def test_batches_share_the_data_out_and_come_again() -> None:
+    data, model = numbered(torch.zeros(24)), text_model(0)
+    site = context_with(model, data, "a")
+    order = torch.randperm(24, generator=generator_for(0, "a", "batches")).tolist()
+
+    def rows(round_: int, of: SiteContext = site, seed: int = 0) -> list[int]:
+        return [int(i) for half in batch_of(of, round_, 5, seed) for i in half.inputs["row"]]
+
+    passed = [row for round_ in range(1, 6) for row in rows(round_)]
+    # 24 rows in 5 batches of 4; the last 4 of the order are left out.
+    assert passed == order[:20]
+    assert rows(7) == rows(2)
+    assert rows(2, context_with(model, data, "b")) != rows(2) != rows(2, seed=1)
+    with refused("a has 24", "batches=3", by=DataError):
+        batch_of(site, 1, 13, 0)
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("init", ["server", "own"])
+def test_a_sites_own_half_begins_where_the_job_says(init: Any, tiny: Any) -> None:
+    """After a round of steps too small to see, in a run and in another one."""
+    made = tiny(PMFL(local=replace(INNER, lr=1e-30), batches=2, share=Share(init=init)), LABELS, rounds=1)
+    found, again = (states(made.run(out).record.folder, 1) for out in ("one", "two"))
+    names = [n for n in found if n.startswith("alpha") and n.endswith("weight") and "head" not in n]
+    assert len(names) > 3
+    for name in names:
+        mine, theirs = found[name], found[name.replace("alpha", "beta")]
+        half = len(mine) // 2
+        assert torch.equal(mine, again[name])
+        assert torch.equal(mine[:half], theirs[:half])
+        if mine.dim() > 1:  # batch norm begins with ones everywhere
+            assert torch.equal(mine[half:], theirs[half:]) == (init == "server")
+
+
+@pytest.mark.parametrize("training", [{"batch_size": 8}, {"amp": True}, {"compile": "kernels"}])
+def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any) -> None:
+    made = tiny(MetaFL(batches=2))
+    own = TrainingConfig.model_validate(training)
+    made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
+    site = made.sites()["alpha"]
+    answer = reply_of(site, TaskData("handshake"))
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert next(iter(training)) in (site.folder / "errors.jsonl").read_text()
+
+
+def test_a_full_memory_is_not_tried_again_with_the_same_batch(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def hungry(*_: Any) -> None:
+        tried.append(1)
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(MetaFL, "train", hungry)
+    with refused("out_of_memory", by=FederationError):
+        tiny(MetaFL(batches=2), {"alpha": ("Mass",)}, max_failed_rounds=1).run()
+    assert tried == [1]
+
+
+def test_half_of_the_units_of_an_lstm() -> None:
+    rows = Share(of="units").rows("backbone.lstm.weight_ih_l0", 128).tolist()
+    assert rows == [u + gate for gate in (0, 32, 64, 96) for u in range(16)]
+    assert Share(of="units").rows("backbone.embedding.weight", 21).tolist() == list(range(10))
+
+
+def test_rows_go_back_to_their_places() -> None:
+    share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
+    part = SharingSpec(share=share).parts(whole, {})[0]
+    assert part.keys() == {"x"}
+    again = SharingSpec(share=share).put(whole, {"x": torch.tensor([7.0, 8.0])})
+    assert again["x"].tolist() == [7, 8, 2, 3, 4]
+    assert torch.equal(SharingSpec(share=share).put(whole, part)["x"], whole["x"])
+
+
+# Parties that die between rounds
+
+
+LABELS = {"alpha": ("Mass",), "beta": ("Nodule",)}
+
+
+def states(folder: Path, round_: int = 4) -> dict[str, Tensor]:
+    """All that server and sites hold after a round, by party and name."""
+    places = {"server": folder / "state", **{name: folder / "sites" / name for name in LABELS}}
+    return {
+        f"{party}/{name}": tensor
+        for party, place in places.items()
+        for name, tensor in load(place / f"round-{round_:06d}.safetensors").tensors.items()
+    }
+
+
+@pytest.mark.complete
+def test_a_server_and_sites_that_die_before_a_commit_end_with_the_same_bytes(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The personal halves and Adam's moments come back as they were; `KeyboardInterrupt` is kill -9 here."""
+    made = tiny(PMFL(local=INNER, batches=2), LABELS, rounds=4)
+    made.run("whole")
+    whole, commit = states(made.folder / "whole"), Server._commit
+
+    def die(self: Server, number: int, *committed: Any) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+        commit(self, number, *committed)
+
+    monkeypatch.setattr(Server, "_commit", die)
+    with pytest.raises(KeyboardInterrupt):
+        federate(made.server("cut"), Loop(made.sites("cut")))
+    monkeypatch.undo()
+    federate(made.server("cut"), Loop(made.sites("cut")))
+    assert equal(states(made.folder / "cut"), whole)
+    steps = {float(tensor) for name, tensor in whole.items() if name.endswith("/step")}
+    assert steps == {4.0}  # Adam's, of the server
+    halves = [whole[f"{site}/fixed/head.weight"] for site in LABELS]
+    assert not torch.equal(*halves)  # each site's own, or there would be nothing to lose

@@ -14,22 +14,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from federated import same
-from rounds import context_of, train_round
+from one_step import context_with
+from rounds import begun, reply_of, train_round
+from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import STRONG, WEAK, Augmentation, Batch, Samples
-from suture.federation.server.global_model import initial
-from suture.federation.site.site import Site
+from suture.federation.loop import Loop
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
-from suture.methods.fedavg import FedAvg
-from suture.models import ModelSpec
-from suture.models.classifier import Classifier, Layout
-from suture.protocol.egress import CLASSES
-from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed
+from suture.models.classifier import Classifier
+from suture.protocol.messages import Abstain, Update
+from suture.protocol.packing import Packed, unpack
 from suture_papers.missing_labels.fedmlp import ABSENT, PRESENT, FedMLP, Tagging, objective, with_tags
+from suture_papers.missing_labels.image_memory import recall, remember
 from suture_papers.missing_labels.prototypes import (
     DEGREE,
     OF_DEGREE,
@@ -38,59 +37,27 @@ from suture_papers.missing_labels.prototypes import (
     measure,
     similarity,
 )
+from world import refused
 
-EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
+WARM = LocalTraining(warmup_epochs=1)
 PLAIN = Augmentation()
-HALF = Tagging(negative=0.5, positive=0.5)
+HALF, NONE = (Tagging(negative=share, positive=share) for share in (0.5, 0.0))
+TAGGING = FedMLP(local=LOCAL, tagging=HALF)
 STAGE_2 = RoundContext(2, Phase("stage-2", 3), 1)
 
 
-def features_as_they_are(
-    x: Tensor, y: Tensor, names: tuple[str, ...] = ("A", "B", "C"), **more: Any
-) -> SiteContext:
+def features_as_they_are(x: Tensor, y: Tensor, of: tuple[str, ...] = (), **more: Any) -> SiteContext:
     """A site whose images are features ``[n, d]``, with labels ``[n, c]``, NaN where unknown."""
-    labels = LabelSet(names[: y.shape[1]])
+    labels, who = LabelSet(("A", "B", "C")[: y.shape[1]]), tuple(map(str, range(len(y))))
     model = Classifier(nn.Identity(), x.shape[1], labels, reads=("x",)).to(x.dtype)
-    who = tuple(map(str, range(len(y))))
-    samples = Samples({"x": x}, y, who, more.pop("of", who))
-    preprocessing, identified = ModelSpec("cnn", size=16).preprocessing, ~y.isnan().any(dim=0)
-    return SiteContext(
-        "alpha",
-        model,
-        {"train": samples},
-        preprocessing,
-        PLAIN,
-        torch.device("cpu"),
-        identified=identified,
-        **more,
-    )
+    samples = Samples({"x": x}, y, who, of or who)
+    return context_with(model, samples, identified=~y.isnan().any(dim=0), **more)
 
 
-def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tuple[SiteContext, TaskData]:
-    """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
-    site = tiny(method).sites()["alpha"]
-    task = first_round(site, **({} if prototypes is None else {PROTOTYPES: prototypes}))
-    return context_of(site, task), task
-
-
-def first_round(site: Site, **tensors: Tensor) -> TaskData:
-    """The payload of round 1, with some of the class tensors in place of the initial ones."""
-    model = initial(site.plan, EVERY)
-    return TaskData(
-        "train",
-        1,
-        0,
-        labels=EVERY,
-        shared=dict(model.shared),
-        head=dict(model.head),
-        channels={**model.channels, **tensors},
-    )
-
-
-def of_all(site: SiteContext, seed: int = 0) -> Tensor:
+def of_all(seed: int = 0) -> Tensor:
     """Prototypes ``[4, 2, d]`` of all classes."""
-    return torch.rand(4, 2, site.model.head.in_features, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(4, 2, 128, generator=torch.Generator().manual_seed(seed))
 
 
 def logit(p: Tensor) -> Tensor:
@@ -144,12 +111,9 @@ def before(width: int, *labels: str, value: float = 0.0, dtype: torch.dtype = to
 
 def test_owners_prototypes_count_by_their_images() -> None:
     """30 and 10 images with the class, P_1 = (1, 0) and (0, 1): (.75, .25)."""
-    one = an_update(
-        torch.tensor([[[2.0, 0], [1, 0]]]), torch.tensor([[70.0, 30, 0]]), torch.tensor([0.0]), "A"
-    )
-    two = an_update(
-        torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), torch.tensor([0.0]), "A"
-    )
+    zero = torch.tensor([0.0])
+    one = an_update(torch.tensor([[[2.0, 0], [1, 0]]]), torch.tensor([[70.0, 30, 0]]), zero, "A")
+    two = an_update(torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), zero, "A")
     after = FedMLP().aggregate(before(2, "A"), [one, two], STAGE_2).channels
     assert after[PROTOTYPES].tolist() == [[[1.0, 1.0], [0.75, 0.25]]]
 
@@ -178,35 +142,27 @@ def test_shares_by_hand() -> None:
     tags = Tagging().tags(s[order].unsqueeze(1), torch.ones(1250, 1, dtype=torch.bool)).flatten()
     assert sorted(order[tags == ABSENT].tolist()) == [995, 996, 997, 998, 999]
     assert sorted(order[tags == PRESENT].tolist()) == [1248, 1249]
+    assert 0.29 * 100 < 29
+    assert Tagging().number(0.29, 100) == 29  # rounded down as it is written
 
 
-def test_phases() -> None:
-    """50 of the program's 500 rounds; a warm-up comes before; a run of one round has one stage."""
-
-    def named(method: FedMLP, rounds: int) -> list[tuple[str, int]]:
-        return [(phase.name, phase.rounds) for phase in method.phases(rounds)]
-
-    assert named(FedMLP(), 500) == [("stage-1", 50), ("stage-2", 450)]
-    assert named(FedMLP(), 3) == [("stage-1", 1), ("stage-2", 2)]
-    assert named(FedMLP(), 1) == [("stage-1", 1)]
-    assert named(FedMLP(stage1=0.0), 3) == [("stage-2", 3)]
-    assert named(FedMLP(stage1=1.0), 3) == [("stage-1", 3)]
-    warm = FedMLP(stage1=0.5, local=LocalTraining(warmup_epochs=1))
-    assert named(warm, 5) == [("warm-up", 1), ("stage-1", 2), ("stage-2", 2)]
-    assert named(warm, 1) == [("warm-up", 1)]
+@pytest.mark.parametrize(
+    ("settings", "rounds", "phases"),
+    [
+        ({}, 500, [("stage-1", 50), ("stage-2", 450)]),  # of the program's 500
+        ({}, 3, [("stage-1", 1), ("stage-2", 2)]),
+        ({}, 1, [("stage-1", 1)]),
+        ({"stage1": 0.0}, 3, [("stage-2", 3)]),
+        ({"stage1": 1.0}, 3, [("stage-1", 3)]),
+        ({"stage1": 0.5, "local": WARM}, 5, [("warm-up", 1), ("stage-1", 2), ("stage-2", 2)]),
+        ({"stage1": 0.5, "local": WARM}, 1, [("warm-up", 1)]),
+    ],
+)
+def test_phases(settings: dict[str, Any], rounds: int, phases: list[tuple[str, int]]) -> None:
+    assert [(phase.name, phase.rounds) for phase in FedMLP(**settings).phases(rounds)] == phases
 
 
 # Mistakes of the published program
-
-
-def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
-    x = torch.tensor([[1.0, 3], [3, 1]])
-    none = measure(features_as_they_are(x, torch.tensor([[0.0], [0]])))
-    some = measure(features_as_they_are(x, torch.tensor([[0.0], [1]])))
-    assert images_of(none) == [[2, 0, 0]]
-    updates = [an_update(s[PROTOTYPES], torch.tensor(images_of(s)), s[DEGREE], "A") for s in (none, some)]
-    after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).channels[PROTOTYPES]
-    assert after[0, 1].tolist() == [3, 1]
 
 
 def test_a_class_that_nobody_counted_keeps_its_prototypes() -> None:
@@ -229,160 +185,99 @@ def test_small_sites_tag_only_where_a_minimum_says_so() -> None:
     tags = Tagging(minimum=2).tags(s, candidates).flatten()
     assert tags.nonzero().flatten().tolist() == [0, 1, 96, 97]
     assert tags[[0, 1, 96, 97]].tolist() == [PRESENT, PRESENT, ABSENT, ABSENT]
-    assert not Tagging(negative=0.0, positive=0.0, minimum=2).tags(s, candidates).any()
+    assert not replace(NONE, minimum=2).tags(s, candidates).any()
     assert int(Tagging(minimum=500).tags(s, candidates).abs().sum()) == 98
 
 
 def test_a_run_notes_sites_that_are_too_small_to_tag() -> None:
-    counts: Any = {
-        name: dict.fromkeys(own) for name, own in (("a", "A"), ("b", "B"), ("c", "A"), ("d", "AB"))
-    }
+    own = (("a", "A"), ("b", "B"), ("c", "A"), ("d", "AB"))
+    counts: Any = {name: dict.fromkeys(of) for name, of in own}
     statistics = LabelStatistics(("A", "B"), {"a": 99, "b": 150, "c": 200, "d": 10}, counts)
-    notes = FedMLP().class_facts(statistics).notes
-    of_a, of_b = notes
-    assert of_a.startswith("a has 99 training images")
-    assert "absent or present" in of_a
-    assert of_b.startswith("b has 150 training images")
-    assert "present" not in of_b
-    assert all("method.tagging.minimum" in note for note in notes)
+    of_a, of_b = FedMLP().class_facts(statistics).notes
+    assert (of_a[:2], of_b[:2]) == ("a ", "b ")
+    assert ("absent or present" in of_a, "absent or present" in of_b) == (True, False)
     assert not FedMLP(tagging=Tagging(minimum=1)).class_facts(statistics).notes
-
-
-def test_shares_that_binary_fractions_miss_are_rounded_down_as_written() -> None:
-    assert 0.29 * 100 < 29
-    assert Tagging().number(0.29, 100) == 29
 
 
 def test_a_class_without_both_prototypes_is_never_tagged(tiny: Any) -> None:
     """The server's are zeros before owners have sent some; zeros are alike to no image."""
-    method = FedMLP(local=LOCAL, tagging=Tagging(minimum=3))
-    context, _ = bench_of(tiny, method)
-    prototypes = of_all(context)
+    prototypes = of_all()
     prototypes[0, 1] = 0  # of Fibrosis nobody has an image
-    context, task = bench_of(tiny, method, prototypes)
-    _, state = train_round(method, context, task, STAGE_2)
-    assert state["tags"].abs().sum(dim=1).tolist()[0] == 0
-    assert state["tags"].abs().sum(dim=1).tolist()[1] > 0
+    _, _, state = stage_2(tiny, FedMLP(local=LOCAL, tagging=Tagging(minimum=3)), prototypes)
+    assert state["tags"].any(dim=1).tolist() == [False, True, False, False]  # two are the site's own
 
 
 # Tags at a site
 
 
-def tagging_round(
-    tiny: Any, state: dict[str, Tensor] | None = None, seed: int = 0, labels: tuple[str, ...] = EVERY
-) -> tuple[SiteContext, dict[str, Tensor]]:
-    method = FedMLP(local=LOCAL, tagging=HALF)
-    context, _ = bench_of(tiny, method)
-    context, task = bench_of(tiny, method, of_all(context, seed))
-    packed = Packed(state or {}, {"labels": list(labels), "phase": "stage-2"})
-    _, after = train_round(method, context, task, STAGE_2, packed)
-    return context, after
+def stage_2(
+    tiny: Any, method: FedMLP, prototypes: Tensor, state: Mapping[str, Tensor] | None = None
+) -> tuple[SiteContext, Update, dict[str, Tensor]]:
+    """A round of the second stage, from a state."""
+    context, task = begun(tiny, method, prototypes=prototypes)
+    packed = Packed(dict(state or {}), {"labels": list(EVERY), "phase": "stage-2"})
+    return context, *train_round(method, context, task, STAGE_2, packed)
 
 
 def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
-    context, one = tagging_round(tiny)
-    _, two = tagging_round(tiny, one, seed=1)
+    context, _, one = stage_2(tiny, TAGGING, of_all())
+    _, _, two = stage_2(tiny, TAGGING, of_all(1), one)
     first, second = one["tags"], two["tags"]
-    own = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
-    assert not first[own].any()
-    assert first[~own].any(dim=1).all()
+    assert first.shape == (4, len(context.samples["train"]))
+    assert first.any(dim=1).tolist() == [name not in ("Mass", "Nodule") for name in EVERY]
     assert torch.equal(second[first != 0], first[first != 0])
     assert int((second != 0).sum()) > int((first != 0).sum())
-    assert first.shape == (4, len(context.samples["train"]))
-
-
-def test_tags_follow_their_class_when_another_one_joins(tiny: Any) -> None:
-    """The state is of three classes in another order; Hernia is new and so has no tag."""
-    _, one = tagging_round(tiny)
-    tags = one["tags"]
-    held = one | {"tags": tags[[3, 0, 2]]}
-    method = FedMLP(local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0))
-    context, task = bench_of(tiny, method)
-    packed = Packed(held, {"labels": ["Nodule", "Fibrosis", "Mass"], "phase": "stage-2"})
-    _, after = train_round(method, context, task, STAGE_2, packed)
-    assert torch.equal(after["tags"][0], tags[0])
-    assert not after["tags"][1:].any()
-
-
-def test_tags_of_other_images_are_refused(tiny: Any) -> None:
-    _, one = tagging_round(tiny)
-    method = FedMLP(local=LOCAL)
-    context, task = bench_of(tiny, method)
-    fewer = context.samples["train"].rows(torch.arange(14))
-    with pytest.raises(ConfigError, match=r"alpha had 15 training images .* and now has 14"):
-        train_round(method, replace(context, samples={"train": fewer}), task, STAGE_2, Packed(one, {}))
 
 
 def test_tags_are_labels_of_the_loss() -> None:
     """Where a label has come meanwhile, it counts: the first image has its first class."""
     y = torch.tensor([[1.0, math.nan, math.nan], [0.0, math.nan, math.nan]])
     tags = torch.tensor([[ABSENT, PRESENT, 0], [0, 0, ABSENT]], dtype=torch.int8)
-    found, known = (
-        with_tags(features_as_they_are(torch.ones(2, 2), y), tags)
-        .samples["train"]
-        .targets(torch.tensor([0, 1]))
-    )
+    train = with_tags(features_as_they_are(torch.ones(2, 2), y), tags).samples["train"]
+    found, known = train.targets(torch.tensor([0, 1]))
     assert known.tolist() == [[True, True, False], [True, False, True]]
     assert found.tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 def test_the_second_stage_learns_from_tags(tiny: Any) -> None:
     """One round with them and one without, from the same model."""
-    updates = []
-    for tagging in (HALF, Tagging(negative=0.0, positive=0.0)):
-        method = FedMLP(local=LOCAL, tagging=tagging, weak=PLAIN)
-        context, _ = bench_of(tiny, method)
-        context, task = bench_of(tiny, method, of_all(context))
-        updates.append(train_round(method, context, task, STAGE_2)[0])
-    assert not torch.equal(updates[0].head["head.weight"][0], updates[1].head["head.weight"][0])
+    methods = (FedMLP(local=LOCAL, tagging=tagging, weak=PLAIN) for tagging in (HALF, NONE))
+    one, two = (stage_2(tiny, method, of_all())[1].head["head.weight"][0] for method in methods)
+    assert not torch.equal(one, two)
 
 
 def test_the_second_stage_may_hold_what_has_no_tag(tiny: Any) -> None:
     """By default only weight decay moves the row of a class that has neither labels nor tags."""
-    rows = []
     for consistency in (False, True):
-        method = FedMLP(
-            local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0), consistency=consistency, weak=PLAIN
-        )
-        context, task = bench_of(tiny, method)
+        method = FedMLP(local=LOCAL, tagging=NONE, consistency=consistency, weak=PLAIN)
+        context, task = begun(tiny, method)
         update, _ = train_round(method, context, task, STAGE_2)
-        rows.append((update.head["head.bias"] - task.head["head.bias"])[:2])
-    assert not rows[0].any()
-    assert rows[1].any()
+        moved = (update.head["head.bias"] - task.head["head.bias"])[:2]
+        assert bool(moved.any()) == consistency
 
 
 def test_prototypes_leave_from_the_end_of_the_first_stage_on(tiny: Any) -> None:
-    method = FedMLP(local=LOCAL)
+    """Those of the trained model, which the context holds then, and of plain images."""
     for name, round_, sends in (("stage-1", 1, False), ("stage-1", 2, True), ("stage-2", 1, True)):
-        context, task = bench_of(tiny, method)
-        update, _ = train_round(method, context, task, RoundContext(1, Phase(name, 2), 1, round_))
-        assert bool(update.channels[PROTOTYPES].any()) == sends
-        assert bool(update.channels[OF_PROTOTYPES].any()) == sends
-        assert bool(update.channels[OF_DEGREE].any()) == sends
-
-
-def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> None:
-    method = FedMLP(local=LOCAL)
-    context, task = bench_of(tiny, method)
-    update, _ = train_round(method, context, task, STAGE_2)
-    again = measure(context)  # the context holds the trained model
-    assert all(torch.equal(update.channels[name], again[name]) for name in again)
+        context, task = begun(tiny, TAGGING)
+        update, _ = train_round(TAGGING, context, task, RoundContext(1, Phase(name, 2), 1, round_))
+        for channel, tensor in measure(context).items():
+            assert bool(update.channels[channel].any()) == sends or channel == DEGREE
+            assert torch.equal(update.channels[channel], tensor) == sends or channel == DEGREE
 
 
 def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
     """Mass is the site's own, and six of its labels are missing: tags stand there in the loss alone."""
-    method = FedMLP(local=LOCAL, tagging=HALF)
-    context, task = bench_of(tiny, method, of_all(bench_of(tiny, method)[0]))
+    context, task = begun(tiny, TAGGING, prototypes=of_all())
     train, mass = context.samples["train"], EVERY.index("Mass")
     y = train.y.clone()
     y[:6, mass] = math.nan
     partly = replace(context, samples={"train": replace(train, y=y)})
-    update, kept = train_round(method, partly, task, STAGE_2)
+    update, kept = train_round(TAGGING, partly, task, STAGE_2)
     assert kept["tags"][mass].any()
     labels = [float((y[:, mass] == kind).sum()) for kind in (0, 1)]
     assert update.channels[OF_PROTOTYPES][mass].tolist() == labels
-    again = measure(partly)
-    assert torch.equal(update.channels[PROTOTYPES], again[PROTOTYPES])
+    assert torch.equal(update.channels[PROTOTYPES], measure(partly)[PROTOTYPES])
 
 
 @pytest.mark.parametrize("phase", ["stage-1", "stage-2"])
@@ -391,7 +286,7 @@ def test_every_view_is_the_weak_one_and_not_the_jobs(tiny: Any, phase: str) -> N
     sent = {}
     for job, weak in ((PLAIN, WEAK), (STRONG, WEAK), (PLAIN, STRONG)):
         method = FedMLP(local=LOCAL, weak=weak)
-        context, task = bench_of(tiny, method)
+        context, task = begun(tiny, method)
         ctx = RoundContext(1, Phase(phase, 3), 1)
         sent[job, weak], _ = train_round(method, replace(context, augmentation=job), task, ctx)
     assert same(sent[PLAIN, WEAK], sent[STRONG, WEAK])
@@ -412,71 +307,19 @@ def test_a_class_of_few_images_is_not_told() -> None:
     assert images_of(measure(features_as_they_are(x, y))) == [[3, 3, 0], [0, 6, 0], [0, 0, 6]]
 
 
-def test_counts_are_rounded_as_the_site_says() -> None:
-    y = torch.tensor([[1.0]] * 7 + [[0.0]] * 14)
-    sent = measure(features_as_they_are(torch.ones(21, 2), y, round_counts=5))
-    assert images_of(sent) == [[15, 5, 0]]
-
-
-def test_a_rounded_count_is_at_most_all_images() -> None:
-    """18 of 20 round to 20, and 19 of 19 to 20, more than there are."""
-    for n, told in ((18, 20), (19, 19)):
-        y = torch.tensor([[1.0]] * n + [[0.0]] * (20 - n if n == 18 else 0))
-        sent = measure(features_as_they_are(torch.ones(len(y), 2), y, round_counts=10))
-        assert images_of(sent)[0][1] == told
-
-
-def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
-    federation = tiny(FedMLP(local=LOCAL))
-    config = federation.configs["alpha"]
-    privacy = config.privacy.model_copy(update={"round_counts": 7})
-    federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
-    site = federation.sites()["alpha"]
-    task = first_round(site)
-    assert context_of(site, task).round_counts == 7
-
-
-def test_what_crosses_is_declared() -> None:
-    layout = Layout({}, {"head.weight": ((5,), "torch.float32")})
-    declared = FedMLP().egress(layout)
-    assert {name: shape for name, (shape, _) in declared.forms("up").items()} == {
-        PROTOTYPES: (CLASSES, 2, 5),
-        DEGREE: (CLASSES,),
-        OF_PROTOTYPES: (CLASSES, 2),
-        OF_DEGREE: (CLASSES,),
-    }
-    assert all(channel.why for channel in declared.going("up"))
-    assert declared.forms("down").keys() == {PROTOTYPES, DEGREE}
-
-
-# Reductions, and the equations as written
-
-
-@pytest.mark.complete
-def test_without_tags_the_second_stage_is_fedavg_of_known_labels(tiny: Any) -> None:
-    """Bit for bit over two rounds, whatever the rows and weights."""
-    for rows in ("all", "owners"):
-        shared: dict[str, Any] = {"local": LOCAL, "rows": rows, "unknown": "masked", "class_weights": "none"}
-        none = Tagging(negative=0.0, positive=0.0)
-        one = tiny(FedMLP(stage1=0.0, tagging=none, weak=PLAIN, **shared)).run(f"mlp-{rows}").model
-        two = tiny(FedAvg(**shared)).run(f"avg-{rows}").model
-        assert same(one, two)
-
-
 @pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"label_view": "own"}, r"Tagging labels classes .* set method.label_view=all"),
-        ({"unknown": "negative"}, r"Tagging labels classes .* set method.unknown=masked"),
-    ],
+    ("present", "absent", "by", "told"),
+    [(7, 14, 5, [15, 5, 0]), (18, 2, 10, [0, 20, 0]), (19, 0, 10, [0, 19, 0])],
 )
-def test_what_it_cannot_do_without_is_asked_for(wrong: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        FedMLP(**wrong)
+def test_counts_are_rounded_but_never_to_more_than_all_images(
+    present: int, absent: int, by: int, told: list[float]
+) -> None:
+    y = torch.tensor([[1.0]] * present + [[0.0]] * absent)
+    sent = measure(features_as_they_are(torch.ones(len(y), 2), y, round_counts=by))
+    assert images_of(sent) == [told]
 
 
-def test_it_is_for_several_labels_an_image() -> None:
-    assert FedMLP().labels.types == ("multilabel",)
+# The equations as written
 
 
 def literal_stage_1(
@@ -561,13 +404,42 @@ def test_the_equations_as_written(seed: int) -> None:
         assert merged.channels[PROTOTYPES][k, v].tolist() == pytest.approx(expected, abs=1e-10)
 
 
-def test_the_received_model_is_left_as_it_was() -> None:
-    """It is asked in eval mode: its batch norm does not move while the student's does."""
-    labels = LabelSet(("A", "B"))
-    student, teacher = (Classifier(nn.BatchNorm1d(3), 3, labels, reads=("x",)) for _ in range(2))
-    student.train()
-    teacher.eval().requires_grad_(False)
-    batch = Batch({"x": torch.randn(8, 3) + 2}, torch.zeros(8, 2), torch.tensor([True, False]).expand(8, 2))
-    objective(masked_bce, teacher)(student, batch).backward()  # type: ignore[no-untyped-call]
-    assert not torch.equal(student.backbone.running_mean, torch.zeros(3))  # type: ignore[arg-type]
-    assert torch.equal(teacher.backbone.running_mean, torch.zeros(3))  # type: ignore[arg-type]
+# What a site remembers of its images
+
+
+def remembering(*names: str) -> SiteContext:
+    return features_as_they_are(torch.ones(len(names), 2), torch.ones(len(names), 3), of=names)
+
+
+def test_it_is_remembered_as_it_was() -> None:
+    site, values = remembering("a", "b"), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
+    found = recall(site, remember(site, guess=values), "guess")
+    assert found is not None
+    assert torch.equal(found, values)
+    assert recall(site, {}, "guess") is None
+
+
+@pytest.mark.parametrize("names", ["ab", "abx", "acb", "abcd"])
+def test_of_other_images_it_is_refused(names: str) -> None:
+    """Fewer, others, in another order, or more."""
+    before = remember(remembering("a", "b", "c"), guess=torch.ones(3, 3))
+    with refused("alpha", "3 training images", len(names), by=ConfigError):
+        recall(remembering(*names), before, "guess")
+
+
+def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
+    """It labelled 15 images in the first round; before the second one of them is taken out of its table."""
+    federation = tiny(FedMLP(stage1=0.0), rounds=2)
+    server, loop = federation.server(), Loop(federation.sites())
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+    table = federation.configs["alpha"].data.table
+    rows = table.read_text().splitlines()
+    assert rows[1].split(",")[2] == "train"
+    table.write_text("\n".join([rows[0], *rows[2:]]))
+    task: Any = unpack(server.assign()["alpha"])
+    site = federation.sites()["alpha"]
+    answer = reply_of(site, task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert "15 training images" in (site.folder / "errors.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""FPSL: a step by hand, where it is FedAvg, and a slow transcription."""
+"""FPSL: a step by hand, and two epochs written out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from federated import ROUND, at_site, federated, same
+from federated import ROUND, at_site
+from rounds import precise
 from suture.core.labels import LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import Batch
 from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, training_batches
 from suture.methods.composed import NAME
-from suture.methods.fedavg import FedAvg
 from suture_papers.missing_labels.fpsl import FPSL, bilevel_loss
+from world import refused
 
 SGD = LocalTraining(lr=0.1, batch_size=8, epochs=2, optimiser="sgd", momentum=0.0)
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
@@ -52,19 +53,6 @@ def test_a_step_by_hand() -> None:
     assert model.head.weight.item() == pytest.approx(1.1)
 
 
-@pytest.mark.complete
-@BOTH
-def test_where_the_head_alone_is_trained_it_is_fedavg_of_owners(label_type: LabelType) -> None:
-    """As in a warm-up: A is what FedAvg draws, in each epoch, and B has nothing to teach."""
-    local = LocalTraining(batch_size=8, warmup_epochs=3, warmup_lr=1e-2)
-    one, two = (
-        federated(method, label_type, rounds=1)
-        for method in (FPSL(local=local), FedAvg(local=local, rows="owners", unknown="masked"))
-    )
-    assert same(one, two)
-    assert not same(federated(FPSL(local=SGD), label_type), federated(FedAvg(local=SGD), label_type))
-
-
 def slow_loss(z: Tensor, batch: Batch, label_type: LabelType, weights: Tensor) -> Tensor:
     """The loss of known labels, image by image and class by class."""
     total, count = 0 * z.sum(), 0
@@ -81,13 +69,6 @@ def slow_loss(z: Tensor, batch: Batch, label_type: LabelType, weights: Tensor) -
                 total = total - torch.log(torch.exp(z[i, c]) / others.sum())
                 count += 1
     return total / max(count, 1)
-
-
-def double(site: SiteContext) -> SiteContext:
-    """The site with images and labels of double precision, as `at_site` gives it a model."""
-    prepare: Any = lambda image: type(site.prepare).__call__(site.prepare, image).double()  # noqa: E731
-    samples = {split: replace(part, y=part.y.double()) for split, part in site.samples.items()}
-    return replace(site, prepare=prepare, samples=samples)
 
 
 def pairs(site: SiteContext, local: LocalTraining) -> Iterator[tuple[Batch, Batch]]:
@@ -107,7 +88,7 @@ def test_it_is_the_slow_transcription(label_type: LabelType, name: str) -> None:
     """Every parameter after two epochs of plain SGD."""
     site, received = at_site(FPSL(local=SGD), label_type, name)
     received = replace(received, channels={k: t.double() for k, t in received.channels.items()})
-    site, weights = double(site), received.channels.get(NAME, torch.ones(len(received.labels)))
+    site, weights = precise(site), received.channels.get(NAME, torch.ones(len(received.labels)))
     model = copy.deepcopy(site.model).train().requires_grad_(True)
     steps = 0
     for a, b in pairs(site, SGD):
@@ -137,7 +118,7 @@ def test_a_step_is_clipped_as_a_whole() -> None:
     """One step of plain SGD is as long as the clip allows, over extractor and head together."""
     local = replace(SGD, epochs=1, batch_size=18, lr=1.0, clip=1e-3)
     site, received = at_site(FPSL(local=local))
-    site, before = double(site), copy.deepcopy(site.model)
+    site, before = precise(site), copy.deepcopy(site.model)
     FPSL(local=local).train(site, received, replace(ROUND, local=local))
     moves = zip(site.model.parameters(), before.parameters(), strict=True)
     assert sum((p - q).detach().square().sum().item() for p, q in moves) ** 0.5 == pytest.approx(
@@ -163,9 +144,5 @@ def test_a_loss_that_is_no_number_ends_the_round() -> None:
     site.model.float()
     with torch.no_grad():
         site.model.head.weight[:] = float("nan")
-    with pytest.raises(NonFiniteLoss, match="alpha: the loss of round 1, step 1 is nan"):
+    with refused("alpha", "round 1, step 1", by=NonFiniteLoss):
         FPSL(local=SGD).train(site, received, replace(ROUND, local=SGD))
-
-
-def test_it_is_printed_as_a_reconstruction() -> None:
-    assert FPSL.about.title == "FPSL (reconstruction)"

@@ -1,9 +1,7 @@
-"""CReFF: its equations by hand and as loops, what it shares with FedAvg, and what its server keeps."""
+"""CReFF: its equations by hand and as loops, what it shares with FedAvg, and its augmentation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -17,52 +15,35 @@ from torch import Tensor, nn
 
 from hypothesis_profiles import examples
 from rounds import conformant, train_round
-from suture.core.errors import ConfigError
 from suture.core.runtime import generator_for, seed_for
-from suture.learning.training import SiteContext, ready_inputs
+from suture.learning.training import ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.methods.fedavg import FedAvg
-from suture.methods.retraining import Retraining
-from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture_papers.rare_classes import creff
-from suture_papers.rare_classes.creff import (
-    FEATURES,
-    GRADIENTS,
-    RETRAINED,
-    ClassGradients,
-    CReFF,
-    FederatedFeatures,
-    distance,
-    head_gradient,
-    join,
-    retrained_rows,
-    siamese,
-)
-from suture_synthetic.trial import SITES, Trial
+from suture_papers.rare_classes.creff import FEATURES, GRADIENTS, RETRAINED, CReFF, join
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 METHOD = conformant("creff")
 assert isinstance(METHOD, CReFF)
-CNN = ModelSpec("cnn", size=16)
 CTX = RoundContext(1, Phase("main", 1), 7)
 
 
-@contextmanager
-def federation(method: Any = METHOD, rounds: int = 1, **more: Any) -> Iterator[Trial]:
-    with Trial(method, CNN, "multiclass", rounds=rounds, **more) as trial:
-        yield trial
+def federation(method: Any = METHOD, **more: Any) -> Trial:
+    return Trial(method, SMALL, "multiclass", **more)
 
 
 def test_gradients_and_distances_by_hand() -> None:
     head = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])  # W = I, b = 0
     y = torch.tensor([[1.0, 0.0]])
-    measured = head_gradient(torch.eye(2), y, head)
+    measured = creff.head_gradient(torch.eye(2), y, head)
     # p is (.731059, .268941), and the reverse: the errors of class 0 are -.268941 and -.731059.
     expected = [[-0.134471, -0.365529, -0.5], [0.134471, 0.365529, 0.5]]
     assert measured.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
     for feature, away in (((1.0, 1.0), 0.184490), ((1.0, 0.0), 1.309495)):
-        synthetic = head_gradient(torch.tensor([feature]), y, head)
-        assert float(distance(synthetic, measured)) == pytest.approx(away, abs=1e-6)
+        synthetic = creff.head_gradient(torch.tensor([feature]), y, head)
+        assert float(creff.distance(synthetic, measured)) == pytest.approx(away, abs=1e-6)
 
 
 def slow_gradient(features: Tensor, label: int, head: Tensor) -> Tensor:
@@ -96,7 +77,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     head = torch.randn(classes, width + 1, generator=g).double()
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
-    how = FederatedFeatures(per_class=n)
+    how = creff.FederatedFeatures(per_class=n)
     with mock.patch.object(creff, "STEPS", 3):
         found = how.match(start, torch.arange(classes), head, target)
     for c in range(classes):
@@ -136,8 +117,8 @@ def test_the_sites_half_is_the_papers() -> None:
     with federation() as trial:
         payload = trial.payload("gamma")
         site = trial.context("gamma", payload)
-        head = retrained_rows(payload.head, payload.channels)
-        found = ClassGradients(draws=3, images=2).of(site, head, 5)
+        head = creff.retrained_rows(payload.head, payload.channels)
+        found = creff.ClassGradients(draws=3, images=2).of(site, head, 5)
         expected, train = torch.zeros_like(found).double(), site.samples["train"]
         site.model.eval().double()
         for c in range(len(payload.labels)):
@@ -145,7 +126,7 @@ def test_the_sites_half_is_the_papers() -> None:
             g = generator_for(5, payload.labels[c])
             for _ in range(3 if rows else 0):
                 picked = torch.tensor(rows)[torch.randperm(len(rows), generator=g)[:2]]
-                image = siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
+                image = creff.siamese(ready_inputs(site, train.batch(picked)).inputs["image"], g).double()
                 with torch.no_grad():
                     features = site.model.features({"image": image})
                 expected[c] += slow_gradient(features, c, head.double()) / 3
@@ -176,47 +157,26 @@ def test_backbone_and_head_are_those_of_fedavg() -> None:
         )
 
 
-@pytest.mark.complete
-def test_it_predicts_with_the_re_trained_head() -> None:
-    with federation(rounds=1) as trial:
-        trial.payload("alpha")
-        begun = trial.server.model
-        assert METHOD.predictor(begun.head, begun.channels).keys() == begun.head.keys()
-        for name, tensor in METHOD.predictor(begun.head, begun.channels).items():
-            assert torch.equal(tensor, begun.head[name])  # before the first round there is no other
-    with federation(rounds=1) as trial:
-        trial.run()
-        rows = trial.server.model.channels[RETRAINED]
-        assert torch.equal(join(trial.server.select_model().head), rows)
-        assert not torch.equal(rows, join(trial.server.model.head))
-
-
 # The server, from updates by hand
 
 
 LABELS = ("A", "B", "C")
 
 
-def model(**more: Any) -> GlobalModel:
-    g = torch.Generator().manual_seed(0)
-    head = {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
-    return with_channels(GlobalModel(LABELS, {"w": torch.zeros(2)}, head, **more), METHOD)
+def head_of(seed: int = 0) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
+
+
+def model() -> GlobalModel:
+    return with_channels(GlobalModel(LABELS, {"w": torch.zeros(2)}, head_of()), METHOD)
 
 
 def sent(classes: dict[str, float], weight: float, seed: int = 0) -> Update:
     """An update whose gradient of each of its classes is that number everywhere."""
-    g = torch.Generator().manual_seed(seed)
-    head = {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
     gradients = torch.stack([torch.full((3, 3), classes.get(name, 0.0)) for name in LABELS])
-    return Update(
-        1,
-        LABELS,
-        {"w": torch.randn(2, generator=g)},
-        head,
-        weight * ones(LABELS),
-        weight,
-        channels={GRADIENTS: gradients},
-    )
+    shared, of_class = {"w": torch.full((2,), float(seed))}, weight * ones(LABELS)
+    return Update(1, LABELS, shared, head_of(seed), of_class, weight, channels={GRADIENTS: gradients})
 
 
 def test_a_row_that_was_re_trained_predicts_and_the_heads_own_where_none_was() -> None:
@@ -303,67 +263,7 @@ def test_finite_gradients_of_any_size_leave_finite_features_and_rows() -> None:
             assert bool(torch.isfinite(tensor).all())
 
 
-@pytest.mark.complete
-def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
-    """Six clouds of features at the sites; the server sees six mean gradients, and no feature."""
-    g = torch.Generator().manual_seed(0)
-    centres = torch.randn(6, 1, 32, generator=g).double()
-
-    def features(n: int) -> Tensor:
-        return torch.relu(centres + torch.randn(6, n, 32, generator=g).double())
-
-    head = torch.randn(6, 33, generator=g).double() / 32**0.5
-    target = head_gradient(features(32), torch.eye(6).double()[:, None], head)
-    start = torch.randn(6, 100, 32, generator=g).double()
-    scores = []
-    how = FederatedFeatures()
-    for rate in (1e-9, creff.RATE):
-        with mock.patch.object(creff, "RATE", rate):
-            found = how.match(start, torch.arange(6), head, target)
-        rows = how.retrain(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
-        logits = F.pad(features(100), (0, 1), value=1.0) @ rows.T
-        scores.append(float((logits.argmax(dim=2) == torch.arange(6)[:, None]).double().mean()))
-    chance, learned = scores
-    assert chance < 0.4
-    assert learned > 0.75
-
-
-@pytest.mark.complete
-def test_a_continued_federation_keeps_the_features() -> None:
-    with federation(rounds=2) as whole:
-        whole.run()
-        model = whole.server.model
-        found = whole.server.states.newest()
-        assert found is not None
-        assert torch.equal(found[1].tensors[f"channels/{FEATURES}"], model.channels[FEATURES])
-        for name, tensor in zip(model.labels, model.channels[FEATURES], strict=True):
-            assert tensor.shape == (20, 128)
-            generator = generator_for(1, f"features/{name}")
-            start = torch.randn(20, 128, generator=generator, dtype=torch.float64)
-            assert not torch.equal(tensor, start.float())
-
-
-# What is refused
-
-
-def test_it_is_for_one_label_an_image_and_sees_all_classes() -> None:
-    assert CReFF().labels.types == ("multiclass",)
-    with pytest.raises(ConfigError, match=r"ClassGradients are compared over the .*label_view=all"):
-        CReFF(label_view="own")
-
-
-def test_a_head_re_trained_at_the_sites_would_never_predict_and_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"predicts with the head .* leave method\.retrain out"):
-        CReFF(retrain=Retraining())
-
-
-@pytest.mark.parametrize(
-    "spec", [ModelSpec(head="cosine"), ModelSpec(head="dot"), ModelSpec(second_head=True)]
-)
-def test_it_re_trains_a_linear_head(spec: ModelSpec) -> None:
-    with pytest.raises(ConfigError, match=r"re-trains one linear head; set model\.head=linear"):
-        CReFF().adapted(spec)
-    CReFF().adapted(ModelSpec())
+# What leaves a site
 
 
 def test_gradients_of_fewer_images_than_the_smallest_count_are_not_sent() -> None:
@@ -373,8 +273,83 @@ def test_gradients_of_fewer_images_than_the_smallest_count_are_not_sent() -> Non
         counts = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
         most = int(counts.max())
         assert (counts == most).sum() < (counts > 0).sum()
-        limited: SiteContext = replace(site, min_count=most)
         head = join(trial.payload("gamma").head)
-        found = METHOD.class_gradients.of(limited, head, 0)
-        assert found.flatten(1).any(dim=1).tolist() == (counts == most).tolist()
-    assert SITES["gamma"] == ("Fibrosis", "Mass", "Nodule")
+        found = METHOD.class_gradients.of(replace(site, min_count=most), head, 0)
+    assert found.flatten(1).any(dim=1).tolist() == (counts == most).tolist()
+
+
+# One augmentation for all images of a draw
+
+
+def test_all_images_are_changed_alike_and_each_kind_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 3, 16, 16, generator=g)
+    images = image.expand(4, -1, -1, -1)
+    for kind in creff._KINDS:
+        monkeypatch.setattr(creff, "_KINDS", (kind,))
+        changed = creff.siamese(images, torch.Generator().manual_seed(3))
+        assert changed.shape == images.shape
+        for one in changed[1:]:
+            assert torch.equal(one, changed[0])
+        assert torch.equal(changed, creff.siamese(images, torch.Generator().manual_seed(3)))
+        assert kind is creff.flip or not torch.equal(changed, images)
+
+
+def test_the_odds_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[str] = []
+    kinds = [lambda x, *_, name=kind.__name__: drawn.append(name) or x for kind in creff._KINDS]
+    monkeypatch.setattr(creff, "_KINDS", kinds)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        creff.siamese(torch.zeros(1, 1, 2, 2), g)
+    counts = [drawn.count(name) for name in ("colour", "crop", "cut", "flip", "zoom", "rotate")]
+    assert sum(counts) == 600
+    assert min(counts) > 70
+
+
+def test_colour_and_mirror_by_hand() -> None:
+    """Brightness; no saturation is the mean of channels; and contrast, 1.5 times around 2."""
+    image = torch.tensor([1.0, 3.0]).view(1, 2, 1, 1)
+    draws = ((1.0, 0.5, 0.5), (0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, 1.0))
+    found = [creff.colour(image, *drawn).flatten().tolist() for drawn in draws]
+    assert found == [[1.5, 3.5], [0.5, 2.5], [2, 2], [0, 4], [0.5, 3.5]]
+    image = torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 1, 3)
+    assert creff.flip(image, 0.4).flatten().tolist() == [3, 2, 1]
+    assert creff.flip(image, 0.6).flatten().tolist() == [1, 2, 3]
+
+
+def test_a_crop_moves_by_an_eighth_of_the_side_at_most() -> None:
+    image = torch.arange(64.0).view(1, 1, 8, 8) + 1
+    assert torch.equal(creff.crop(image, 0.5, 0.5, 0.0), image)
+    up_left, down_right = creff.crop(image, 0.0, 0.0, 0.0), creff.crop(image, 0.999, 0.999, 0.0)
+    assert torch.equal(up_left[..., 1:, 1:], image[..., :-1, :-1])
+    assert torch.equal(down_right[..., :-1, :-1], image[..., 1:, 1:])
+    assert not up_left[..., 0, :].any()
+    assert not down_right[..., -1].any()
+
+
+def test_a_hole_has_half_the_side() -> None:
+    image = torch.ones(2, 1, 8, 8)
+    holed = creff.cut(image, 0.5, 0.5, 0.0)
+    assert int((holed == 0).sum()) == 2 * 16
+    assert not holed[..., 2:6, 2:6].any()
+    beyond = creff.cut(image, 0.0, 0.0, 0.0)  # half of each side is out of the image
+    assert int((beyond == 0).sum()) == 2 * 4
+    assert image.all()
+
+
+def test_zoom_and_rotation_leave_the_image_in_the_middle_of_their_range() -> None:
+    image = torch.randn(2, 1, 9, 9, generator=torch.Generator().manual_seed(0))
+    middle = (1 - 1 / 1.2) / (1.2 - 1 / 1.2)
+    for same in (creff.zoom(image, middle, middle, 0.0), creff.rotate(image, 0.5)):
+        torch.testing.assert_close(same, image)
+    # 15 degrees move the corners and not the centre.
+    for turned in (creff.rotate(image, 0.0), creff.rotate(image, 1.0)):
+        torch.testing.assert_close(turned[..., 4, 4], image[..., 4, 4])
+        assert not torch.allclose(turned[..., 0, 0], image[..., 0, 0])
+    closer = creff.zoom(image, 0.0, 0.0, 0.0)
+    torch.testing.assert_close(closer[..., 4, 4], image[..., 4, 4])
+    # Of a line in the middle column, 1 / 1.2 of the width is seen: what is beyond x = .83 is out of sight.
+    ramp = torch.arange(9.0).view(1, 1, 1, 9).expand(1, 1, 9, 9)
+    assert creff.zoom(ramp, 0.0, 0.0, 0.0)[0, 0, 4, 0].item() == pytest.approx(4 - 4 / 1.2)
+    assert creff.zoom(ramp, 1.0, 1.0, 0.0)[0, 0, 4, 1].item() == pytest.approx(max(4 - 3 * 1.2, 0))
