@@ -25,6 +25,8 @@ from suture.protocol.messages import Evaluation, Metrics, TaskData, Update, ones
 from suture.protocol.packing import pack
 
 SITES = ("a", "b", "c")
+
+
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
 
 
@@ -33,18 +35,15 @@ class Rounds:
 
     def __init__(self, folder: Path) -> None:
         self.events: list[tuple[str, str]] = []
-        self.seen: list[str] = []
         self.waited: list[tuple[list[str], int, list[str]]] = []
         self.collector = UpdateCollector(folder / "spool", self._note)
         self.now = 1000.0
         self.number = 0
 
     def _note(self, kind: str, **facts: Any) -> None:
-        if kind == "fetched":
-            self.seen.append(facts["site"])
-        elif kind == "waiting":
+        if kind == "waiting":
             self.waited.append((facts["sites"], facts["seconds"], facts["lost"]))
-        elif kind != "answer":
+        elif kind in ("gone", "back"):
             self.events.append((kind, facts["site"]))
 
     def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> Receiver:
@@ -56,10 +55,16 @@ class Rounds:
     def answer(self, take: Receiver, *sites: str) -> None:
         for site in sites:
             take.note_fetch(site)
-            take(
-                site,
-                pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))),
-            )
+            take(site, pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))))
+
+    def after(self, seconds: float, *sites: str, fetched: str = "", **how: Any) -> Receiver:
+        """A round that some answer at once, so much later; c may have fetched its task."""
+        take = self.open(**how)
+        for site in fetched:
+            take.note_fetch(site)
+        self.answer(take, *sites or "ab")
+        self.now += seconds
+        return take
 
     def during(self, seconds: float, take: Receiver, waiting: list[str], heard: str = "") -> None:
         """Time in which a transport looks every ten seconds, and some sites send their heartbeats."""
@@ -73,11 +78,9 @@ class Rounds:
 
     def c_is_gone(self) -> None:
         """A round in which c leaves its task unfetched for long."""
-        take = self.open()
-        self.answer(take, "a", "b")
-        self.now += PATIENCE
-        assert not take.enough(["c"]), "c was there until now"
+        assert not self.after(PATIENCE).enough(["c"]), "c was there until now"
         self.collector.close({})
+        assert self.events == [("gone", "c")]
 
 
 @pytest.fixture
@@ -89,7 +92,6 @@ def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
 
 def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: Rounds) -> None:
     rounds.c_is_gone()
-    assert rounds.events == [("gone", "c")]
     take = rounds.open()
     rounds.answer(take, "a")
     assert not take.enough(["b", "c"]), "the others are waited for"
@@ -97,11 +99,18 @@ def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: R
     assert take.enough(["c"])
     rounds.collector.close({})
     assert rounds.events == [("gone", "c")], "said once"
+    take = rounds.open(task="evaluate")
+    for site in "ab":
+        take(site, pack(Evaluation(Metrics(rounds.number, "validation", 4, None, {}))))
+    assert take.enough(["c"]), "an evaluation does not wait either"
 
 
 def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None:
-    rounds.c_is_gone()
+    late = rounds.after(PATIENCE)
+    rounds.collector.close({})
     take = rounds.open()
+    late.note_fetch("c")
+    assert rounds.events == [("gone", "c")], "by a task of this exchange"
     take.note_fetch("c")
     rounds.answer(take, "a", "b")
     assert not take.enough(["c"])
@@ -110,58 +119,25 @@ def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None
     assert rounds.collector.accepted() == ["a", "b", "c"]
 
 
-def test_where_all_are_needed_a_site_that_is_gone_is_waited_for(rounds: Rounds) -> None:
-    rounds.c_is_gone()
-    take = rounds.open(quorum=3)
-    rounds.answer(take, "a", "b")
-    rounds.now += 3600
-    assert not take.enough(["c"])
-
-
 def test_a_site_that_is_gone_is_waited_for_while_a_quorum_needs_it(rounds: Rounds) -> None:
     rounds.c_is_gone()
-    take = rounds.open(quorum=2)
-    rounds.answer(take, "a")
+    assert not rounds.after(3600, quorum=3).enough(["c"])
+    take = rounds.after(0, "a")
     take("b", pack(Update(rounds.number, ("Mass",), {}, {}, ones(("Mass",)))))  # rejected
     assert not take.enough(["c"])
 
 
 def test_a_site_that_works_for_long_is_not_gone(rounds: Rounds) -> None:
-    take = rounds.open()
-    take.note_fetch("c")
-    rounds.answer(take, "a", "b")
-    rounds.now += 3600
+    rounds.after(3600, fetched="c")
     rounds.collector.close({})
     assert rounds.events == []
-    take = rounds.open()
-    rounds.answer(take, "a", "b")
-    assert not take.enough(["c"])
+    assert not rounds.after(0).enough(["c"])
 
 
 def test_short_rounds_add_up(rounds: Rounds) -> None:
     for _ in range(2):
-        rounds.answer(rounds.open(grace=0.0), "a", "b")
-        rounds.now += 0.6 * PATIENCE
+        rounds.after(0.6 * PATIENCE, grace=0.0)
         rounds.collector.close({})
-    assert rounds.events == [("gone", "c")]
-
-
-def test_an_evaluation_does_not_wait_either(rounds: Rounds) -> None:
-    rounds.c_is_gone()
-    take = rounds.open(task="evaluate")
-    for site in ("a", "b"):
-        take.note_fetch(site)
-        take(site, pack(Evaluation(Metrics(rounds.number, "validation", 4, None, {}))))
-    assert take.enough(["c"])
-
-
-def test_a_fetch_of_an_earlier_exchange_brings_no_site_back(rounds: Rounds) -> None:
-    late = rounds.open()
-    rounds.answer(late, "a", "b")
-    rounds.now += PATIENCE
-    rounds.collector.close({})
-    rounds.open()
-    late.note_fetch("c")
     assert rounds.events == [("gone", "c")]
 
 
@@ -170,9 +146,7 @@ def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
     grace: float, rounds: Rounds
 ) -> None:
     """Its next process needs ten seconds; rounds of one second left it out eight times."""
-    take = rounds.open(grace=grace)
-    rounds.answer(take, "a", "b")
-    rounds.now += 0.9 * PATIENCE
+    take = rounds.after(0.9 * PATIENCE, grace=grace)
     assert not take.enough(["c"])
     take.note_fetch("c")
     assert take.enough(["c"]) == (grace == 0)
@@ -186,10 +160,7 @@ def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
 
 def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Rounds) -> None:
     for _ in range(2):
-        take = rounds.open(grace=1.0)
-        take.note_fetch("c")
-        rounds.answer(take, "a", "b")
-        rounds.now += 0.5
+        take = rounds.after(0.5, fetched="c", grace=1.0)
         assert not take.enough(["c"])
         rounds.now += 0.5
         assert take.enough(["c"])
@@ -197,41 +168,25 @@ def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Roun
 
 
 def test_a_site_that_does_not_come_back_costs_one_wait(rounds: Rounds) -> None:
-    take = rounds.open(grace=1.0)
-    rounds.answer(take, "a", "b")
-    rounds.now += PATIENCE
-    assert take.enough(["c"])
+    assert rounds.after(PATIENCE, grace=1.0).enough(["c"])
     rounds.collector.close({})
-    assert rounds.events == [("gone", "c")]
-    take = rounds.open(grace=1.0)
-    rounds.answer(take, "a", "b")
-    assert take.enough(["c"])
+    assert rounds.after(0, grace=1.0).enough(["c"])
 
 
 def test_a_site_cannot_make_every_round_wait_for_its_fetch(rounds: Rounds) -> None:
     for _ in range(MOST_LATE):
-        take = rounds.open(grace=1.0)
-        rounds.answer(take, "a", "b")
-        rounds.now += LATE
+        take = rounds.after(LATE, grace=1.0)
         assert not take.enough(["c"])
         rounds.answer(take, "c")
         rounds.collector.close({})
-    take = rounds.open(grace=1.0)
-    rounds.answer(take, "a", "b")
-    rounds.now += 1
-    assert take.enough(["c"])
+    assert rounds.after(1, grace=1.0).enough(["c"])
 
 
 def test_a_site_that_fetches_at_once_is_never_late(rounds: Rounds) -> None:
     for _ in range(MOST_LATE + 1):
-        take = rounds.open(grace=1.0)
-        rounds.answer(take, *SITES)
-        rounds.now += PATIENCE
+        rounds.after(PATIENCE, *SITES, grace=1.0)
         rounds.collector.close({})
-    take = rounds.open(grace=1.0)
-    rounds.answer(take, "a", "b")
-    rounds.now += PATIENCE - 1
-    assert not take.enough(["c"])
+    assert not rounds.after(PATIENCE - 1, grace=1.0).enough(["c"])
 
 
 def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(rounds: Rounds) -> None:

@@ -3,193 +3,188 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from parties import (
+    METHOD,
+    events,
+    exported,
+    history,
+    run,
+    says,
+    task_in,
+)
 from safetensors.torch import load_file
+from torch import Tensor
 
 from between import Between
 from suture.core.errors import FederationError
-from suture.federation.loop import federate
+from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server import results
 from suture.federation.server.server import Server
-from suture.learning.training import LocalTraining
-from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, Update
+from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, TaskName, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture_results.notes import read_sentences
 from suture_results.report import write_report
 from suture_results.report_command import show_run
-
-pytestmark = pytest.mark.complete
-
-
-METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
-
-Change = Callable[[Any], Packed]
+from world import refused
 
 
-def with_fields(reply: Reply, **fields: Any) -> Packed:
-    """The packed reply with fields that no honest site can make."""
-    packed = pack(reply)
-    return Packed(packed.tensors, {**packed.header, **fields})
+def with_fields(**fields: Any) -> Callable[[Any], Packed]:
+    """A packed reply with fields that no honest site can make."""
+
+    def change(reply: Reply) -> Packed:
+        packed = pack(reply)
+        return Packed(packed.tensors, {**packed.header, **fields})
+
+    return change
 
 
-def with_metrics(reply: Any, **fields: Any) -> Packed:
-    """The packed reply with changed metrics."""
-    packed = pack(reply)
-    return Packed(packed.tensors, {**packed.header, "metrics": {**packed.header["metrics"], **fields}})
+def with_metrics(**fields: Any) -> Callable[[Any], Packed]:
+    return lambda reply: with_fields(metrics={**pack(reply).header["metrics"], **fields})(reply)
 
 
-def lied(tiny: Any, out: str, kind: type[Reply], change: Change | None, **schedule: Any) -> Server:
-    """A federation in which alpha changes every answer of one kind, or loses it; its report is written."""
-    federation = tiny(METHOD, **{"min_sites": 2, **schedule})
+def of_mass(**changed: Any) -> Callable[[Any], Packed]:
+    plain = {"auroc": 0.5, "low": None, "high": None, "positives": 3, "negatives": 3, "recall": None}
+    return with_metrics(classes={"Mass": {**plain, **changed}})
 
-    def lie(site: str, task: TaskData, answer: Packed) -> Packed | None:
-        reply = unpack(answer)
-        if site != "alpha" or not isinstance(reply, kind):
-            return answer
-        return change(reply) if change else None
 
-    server = federation.server(out)
-    federate(server, Between(federation.sites(out), lie))
+def of_tensors(change: Callable[[str, Tensor], Tensor]) -> Callable[[Update], Packed]:
+    return lambda u: pack(replace(u, shared={k: change(k, t) for k, t in u.shared.items()}))
+
+
+def negative(name: str, tensor: Tensor) -> Tensor:
+    """No site could train on the mean of variances, and the others would be blamed for it."""
+    return tensor - 8 if name.endswith("running_var") else tensor
+
+
+LIES: dict[str, tuple[type[Any], Callable[[Any], Packed]]] = {
+    "clip without noise": (SiteInfo, with_fields(protection={"clip": 1.0})),
+    "noise of 1e-300": (SiteInfo, with_fields(protection={"clip": 1.0, "noise": 1e-300, "delta": 1e-5})),
+    "delta of 2": (SiteInfo, with_fields(protection={"clip": 1.0, "noise": 1.0, "delta": 2.0})),
+    "clip of 1e308": (SiteInfo, with_fields(protection={"clip": 1e308, "noise": 1.0, "delta": 1e-5})),
+    "a million threads": (SiteInfo, with_fields(threads=10**6)),
+    "4 MiB of type": (SiteInfo, with_fields(type="\x1b[2K" * 10**6)),
+    "nan": (Update, of_tensors(lambda _, t: torch.full_like(t, float("nan")))),
+    "another shape": (Update, of_tensors(lambda _, t: t[..., None])),
+    "a negative variance": (Update, of_tensors(negative)),
+    "a weight of 100": (Update, lambda u: pack(replace(u, weight=100.0))),
+    "a foreign label": (Update, lambda u: pack(replace(u, labels=("Hernia", *u.labels[1:])))),
+    "another round": (Update, lambda u: pack(replace(u, round=99))),
+    "an extra field": (Update, with_fields(patients=["p1"])),
+    "an extra tensor": (
+        Update,
+        lambda u: Packed({**pack(u).tensors, "shared/x": torch.ones(1)}, pack(u).header),
+    ),
+    "no answer at all": (Update, lambda _: Packed({}, {"type": "handshake"})),
+    "a training loss of -1.7e308": (Update, with_fields(train_loss=-1.7e308)),
+    "a validation loss of 1.7e308": (Update, with_metrics(loss=1.7e308)),
+    "a billion and one images": (Update, with_metrics(n=10**9 + 1)),
+    "an AUROC of 2": (Update, of_mass(auroc=2.0)),
+    "a negative count": (Update, of_mass(positives=-1)),
+    "a count of 2e9": (Update, of_mass(positives=2 * 10**9)),
+    "a recall of -1": (Update, of_mass(recall=-1.0)),
+    "an accuracy of 1e300": (Update, with_metrics(overall={"accuracy": 1e300})),
+    # These are in their range, but the sum over the sites is in none that one site may send.
+    "a test loss of 1.7e308": (Evaluation, with_metrics(loss=1.7e308)),
+    "a billion test images": (Evaluation, with_metrics(n=10**9)),
+    "a billion positives": (Evaluation, of_mass(positives=10**9)),
+}
+WITHOUT: dict[type[Any], bytes] = {}
+"""The model where alpha's answers of a kind are lost; every test has the same data."""
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_costs_the_site_its_answer_alone(lie: str, tiny: Any) -> None:
+    """The model is the one without that answer, byte by byte, and the report can be made."""
+    kind, change = LIES[lie]
+    federation = tiny(METHOD, min_sites=2, **({"selection": "last"} if kind is Evaluation else {}))
+    if kind not in WITHOUT:
+        lost = run(federation, "lost", says("alpha", kind, None))
+        WITHOUT[kind] = exported(lost)
+        if kind is Update:
+            assert history(lost)[0]["sites"]["alpha"]["status"] == "missing"
+    server = run(federation, "lied", says("alpha", kind, change))
     assert server.record.run["status"] == "finished"
     write_report(server.record.folder)
-    return server
-
-
-WITHOUT: dict[type[Reply], bytes] = {}
-
-
-def without(tiny: Any, kind: type[Reply], **schedule: Any) -> bytes:
-    """The model where alpha's answers of a kind are lost; every test has the same data."""
-    if kind not in WITHOUT:
-        WITHOUT[kind] = model(lied(tiny, "lost", kind, None, **schedule))
-    return WITHOUT[kind]
-
-
-def model(server: Server) -> bytes:
-    return (server.record.folder / "model" / "model.safetensors").read_bytes()
-
-
-def lines(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
-
-
-INFOS: dict[str, Change] = {
-    "clip without noise": lambda info: with_fields(info, protection={"clip": 1.0}),
-    "noise of 1e-300": lambda i: with_fields(i, protection={"clip": 1.0, "noise": 1e-300, "delta": 1e-5}),
-    "delta of 2": lambda i: with_fields(i, protection={"clip": 1.0, "noise": 1.0, "delta": 2.0}),
-    "clip of 1e308": lambda i: with_fields(i, protection={"clip": 1e308, "noise": 1.0, "delta": 1e-5}),
-    "a million threads": lambda i: with_fields(i, threads=10**6),
-    "4 MiB of type": lambda i: with_fields(i, type="\x1b[2K" * 10**6),
-}
-
-
-@pytest.mark.parametrize("kind", INFOS)
-def test_a_site_info_out_of_range_costs_the_site_its_place(kind: str, tiny: Any) -> None:
-    server = lied(tiny, "lied", SiteInfo, INFOS[kind])
-    assert sorted(server.registry.members) == ["beta", "gamma"]
-    assert model(server) == without(tiny, SiteInfo)
-    begun = next(e for e in events(server) if e["event"] == "begin")
-    assert 0 < len(begun["refused"]["alpha"]) <= 500
-    assert begun["refused"]["alpha"].isprintable()
-
-
-def events(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (server.record.folder / "events.jsonl").read_text().splitlines()]
-
-
-UPDATES: dict[str, Change] = {
-    "a training loss of -1.8e308": lambda u: with_fields(u, train_loss=-1.7976931348623157e308),
-    "a training loss of -1.7e308": lambda u: with_fields(u, train_loss=-1.7e308),
-    "a validation loss of 1.7e308": lambda u: with_metrics(u, loss=1.7e308),
-    "a billion and one images": lambda u: with_metrics(u, n=10**9 + 1),
-    "an AUROC of 2": lambda u: with_metrics(u, classes={"Mass": score(auroc=2.0)}),
-    "a negative count": lambda u: with_metrics(u, classes={"Mass": score(positives=-1)}),
-    "a count of 2e9": lambda u: with_metrics(u, classes={"Mass": score(positives=2 * 10**9)}),
-    "a recall of -1": lambda u: with_metrics(u, classes={"Mass": score(recall=-1.0)}),
-    "an accuracy of 1e300": lambda u: with_metrics(u, overall={"accuracy": 1e300}),
-}
-
-
-def score(**changed: Any) -> dict[str, Any]:
-    return {
-        "auroc": 0.5,
-        "low": None,
-        "high": None,
-        "positives": 3,
-        "negatives": 3,
-        "recall": None,
-        **changed,
-    }
-
-
-@pytest.mark.parametrize("kind", UPDATES)
-def test_a_number_out_of_range_costs_the_update(kind: str, tiny: Any) -> None:
-    server = lied(tiny, "lied", Update, UPDATES[kind])
-    assert model(server) == without(tiny, Update)
-    for line in lines(server):
-        assert line["sites"]["alpha"]["status"] == "rejected"
-        assert line["sites"]["alpha"]["reason"].isprintable()
-
-
-def test_a_negative_variance_costs_the_update(tiny: Any) -> None:
-    """No site could train on its mean, and the others would be blamed for it."""
-
-    def negative(update: Update) -> Packed:
-        variances = {k: t.clone() for k, t in update.shared.items() if k.endswith("running_var")}
-        assert variances
-        for tensor in variances.values():
-            tensor[0] = -8
-        return pack(replace(update, shared=update.shared | variances))
-
-    server = lied(tiny, "lied", Update, negative)
-    assert model(server) == without(tiny, Update)
-    assert all("negative variance" in line["sites"]["alpha"]["reason"] for line in lines(server))
-
-
-EVALUATIONS: dict[str, Change] = {
-    "a loss of 1.7e308": lambda e: with_metrics(e, loss=1.7e308),
-    "a billion images": lambda e: with_metrics(e, n=10**9),
-    "a billion positives": lambda e: with_metrics(e, classes={"Mass": score(positives=10**9)}),
-}
-
-
-@pytest.mark.parametrize("kind", EVALUATIONS)
-def test_a_lie_about_the_test_data_costs_no_report(kind: str, tiny: Any) -> None:
-    """The counts are in their range, but their sum over the sites is in none that one site may send."""
-    server = lied(tiny, "lied", Evaluation, EVALUATIONS[kind], selection="last")
-    assert model(server) == without(tiny, Evaluation, selection="last")
+    assert exported(server) == WITHOUT[kind]
     assert (server.record.folder / "metrics.json").exists()
+    reasons = []
+    if kind is SiteInfo:
+        assert sorted(server.registry.members) == ["beta", "gamma"]
+        reasons = [events(server, "begin")[0]["refused"]["alpha"]]
+    if kind is Update:
+        said = [line["sites"]["alpha"] for line in history(server)]
+        assert {one["status"] for one in said} == {"rejected"}
+        reasons = [one["reason"] for one in said]
+    assert all(0 < len(reason) <= 500 and reason.isprintable() for reason in reasons)
 
 
+@pytest.mark.complete
 def test_losses_at_the_edge_of_their_range_have_a_mean(tiny: Any) -> None:
-    federation = tiny(METHOD)
-
     def most(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
-        return with_metrics(reply, loss=1e9) if isinstance(reply, Update) and reply.metrics else answer
+        return with_metrics(loss=1e9)(reply) if isinstance(reply, Update) and reply.metrics else answer
 
-    server = federation.server()
-    federate(server, Between(federation.sites(), most))
+    server = run(tiny(METHOD), change=most)
     write_report(server.record.folder)
-    assert lines(server)[0]["validation"]["loss"] == 1e9
+    assert history(server)[0]["validation"]["loss"] == 1e9
 
 
-def failed_run(folder: Path) -> dict[str, Any]:
-    """What a run that failed after its last round has left."""
+@pytest.mark.complete
+@pytest.mark.parametrize(("refused_in", "marked"), [((1, 2), False), ((1, 2, 3), True)])
+def test_a_site_that_was_rejected_in_most_rounds_marks_the_run(
+    refused_in: tuple[int, ...], marked: bool, tiny: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lie(update: Update) -> Packed:
+        return pack(replace(update, weight=-1.0 if update.round in refused_in else update.weight))
+
+    server = run(tiny(METHOD, min_sites=2, rounds=4), change=says("alpha", Update, lie))
+    write_report(server.record.folder)
+    said = [text for text in read_sentences(server.record.folder).left_out if "alpha" in text]
+    assert [f"{len(refused_in)} of its 4 rounds" in text for text in said] == [True] * marked
+    show_run(server.record.folder)
+    page = (server.record.folder / "report.html").read_text()
+    for text in (" ".join(capsys.readouterr().out.split()), page[: page.index("<h2")]):
+        assert ("updates of alpha were rejected in" in text) == marked
+
+
+@pytest.mark.complete
+def test_identity_comes_from_the_transport(tiny: Any) -> None:
+    """An answer of a site that was not asked, or a second one, changes nothing."""
+    federation = tiny(METHOD)
+    server, sites = federation.server(), federation.sites()
+
+    class Twice(Loop):
+        def exchange(
+            self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver
+        ) -> dict[str, str]:
+            super().exchange(task, payloads, receive)
+            receive("stranger", sites["alpha"].answer(task_in(payloads["alpha"])).packed)
+            receive("alpha", Packed({}, {"type": "handshake"}))
+            return {}
+
+    federate(server, Twice(sites))
+    assert exported(server) == exported(federation.run("plain"))
+
+
+# A run that ends with an error
+
+
+def failed_run(folder: Path) -> None:
+    """A run that failed after its last round has left its model and figures."""
     write_report(folder)
     assert (folder / "model" / "model.safetensors").exists()
     assert json.loads((folder / "metrics.json").read_text())["selected_round"] == 2
-    run = json.loads((folder / "run.json").read_text())
-    assert run["status"] == "running"  # until the caller has recorded the error that it gets
-    assert run["selected_round"] == 2
-    return run
+    made = json.loads((folder / "run.json").read_text())
+    assert made["status"] == "running"  # until the caller has recorded the error that it gets
+    assert made["selected_round"] == 2
 
 
 @pytest.mark.parametrize("step", ["validation", "test", "results"])
@@ -208,40 +203,19 @@ def test_what_fails_after_the_last_round_leaves_model_metrics_and_the_error(
     failed_run(server.record.folder)
 
 
+@pytest.mark.complete
 def test_a_run_without_any_validation_loss_keeps_its_last_model(tiny: Any) -> None:
-    federation = tiny(METHOD)
-
     def without(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         if isinstance(reply, (Update, Evaluation)) and reply.metrics:
             return pack(replace(reply, metrics=replace(reply.metrics, loss=None)))
         return answer
 
+    federation = tiny(METHOD)
     server = federation.server()
-    with pytest.raises(FederationError, match="no validation loss"):
+    with refused("selection", by=FederationError):
         federate(server, Between(federation.sites(), without))
     failed_run(server.record.folder)
-    exported = load_file(server.record.folder / "model" / "model.safetensors")
+    stored = load_file(server.record.folder / "model" / "model.safetensors")
     state = load(server.states.path(2)).tensors
-    assert all(torch.equal(exported[name.partition("/")[2]], tensor) for name, tensor in state.items())
-
-
-@pytest.mark.parametrize(("refused", "marked"), [((1, 2), False), ((1, 2, 3), True), ((1, 2, 3, 4), True)])
-def test_a_site_that_was_rejected_in_most_rounds_marks_the_run(
-    refused: tuple[int, ...], marked: bool, tiny: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def lie(update: Update) -> Packed:
-        weight = -1.0 if update.round in refused else update.weight
-        return pack(replace(update, weight=weight))
-
-    server = lied(tiny, "marked", Update, lie, rounds=4)
-    said = [line for line in read_sentences(Path(server.record.folder)).left_out if "rejected" in line]
-    assert bool(said) == marked
-    show_run(server.record.folder)
-    printed = " ".join(capsys.readouterr().out.split())
-    page = (server.record.folder / "report.html").read_text()
-    top = page[: page.index("<h2")]
-    if marked:
-        assert said[0].startswith(f"The updates of alpha were rejected in {len(refused)} of its 4 rounds")
-        assert "updates of alpha were rejected in" in printed
-    assert ("updates of alpha were rejected in" in top) == marked
+    assert all(torch.equal(stored[name.partition("/")[2]], tensor) for name, tensor in state.items())
