@@ -206,7 +206,7 @@ def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_termin
         ("frozen", ModelSpec("cnn", size=16), 1),
         ("average", ModelSpec("cnn", size=16), 0),
         ("frozen", ModelSpec("lstm"), 0),  # it has no batch norm, and the methods of text ask for it
-        ("frozen", ModelSpec("efficientnet_lite0", size=32), 0),
+        ("frozen", ModelSpec("efficientnet_lite0", size=32, weights="package"), 0),
     ],
 )
 def test_only_frozen_norms_without_pretraining_are(
