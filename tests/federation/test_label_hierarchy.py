@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from parties import (
+    METHOD,
+    history,
+    lines,
+)
+from torch import Tensor
 
+from between import Between
 from rounds import conformant, reply_of
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
 from suture.federation.state_files import experiment_folder
-from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
-from suture.protocol.packing import Packed, save, unpack
+from suture.protocol.packing import Packed, save
 from suture_admin.ledger import ledger_totals, read_statement
-
-METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 ATLAS = """\
 [parents]
@@ -34,10 +36,13 @@ ATLAS = """\
 "Zebra Sign" = ["Walrus Sign"]
 """
 
+
 OWN = {"alpha": ("Lung Opacity", "Zebra Sign"), "beta": ("Consolidation", "Quokka Shadow")}
+
 
 UNRELATED = '"Tail" = ["Animal Part"]\n"Ear" = ["Animal Part"]\n'
 """Further parents, of classes that are below and above none of `OWN`."""
+
 
 FOREIGN = {"alpha": ("consolidation", "quokka"), "beta": ("zebra", "walrus")}
 """Names that are neither of the site's classes nor of their ancestors; in lower case."""
@@ -120,21 +125,29 @@ def test_with_its_own_view_a_site_receives_no_foreign_name_by_way_of_the_hierarc
     assert b"Consolidation" in recorded.up["beta"], "the search finds a name that is there"
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
+def renamed(federation: Any, site: str, old: str, new: str) -> None:
+    """Let a site call a class otherwise in its table."""
+    table = federation.configs[site].data.table
+    table.write_text(table.read_text().replace(old, new))
+
+
+def mappings(folder: Path) -> list[dict[str, Any]]:
     """What the ledger of alpha says of its names."""
-    path = folder / "states" / "alpha" / FILE
-    read = [json.loads(line) for line in path.read_text().splitlines()]
+    read = lines(folder / "states" / "alpha" / FILE)
     return [line for line in read if line.get("mark") == "labels"]
 
 
 def introduced(federation: Any, folder: Path, **data: object) -> SiteInfo:
-    """The site info of alpha, from a new process."""
+    """The site info of alpha, from a new process that is asked twice."""
     site = sites_of(federation, folder, **data)["alpha"]
-    info = reply_of(site, TaskData("handshake"))
-    reply_of(site, TaskData("handshake"))
+    info, _ = (reply_of(site, TaskData("handshake")) for _ in range(2))
     site.close()
     assert isinstance(info, SiteInfo), info
     return info
+
+
+SHADOW = {"labels": ("Schatten", "Zebra Sign"), "synonyms": {"Schatten": "Lung Opacity"}}
+PLAIN: dict[str, Any] = {"atlas": None, "contradictions": "refuse"}
 
 
 def test_the_mapping_that_a_site_accepted_is_in_its_ledger_once_per_change(
@@ -143,82 +156,62 @@ def test_the_mapping_that_a_site_accepted_is_in_its_ledger_once_per_change(
     federation = hierarchy(METHOD)
     introduced(federation, tmp_path)
     introduced(federation, tmp_path)
-    (first,) = lines(tmp_path)
+    (first,) = mappings(tmp_path)
     assert first["parents"] == {"Zebra Sign": ["Walrus Sign"]}, "of its own classes alone"
     assert first["names"] == {}
-    assert first["time"][:4].isdigit()
 
-    own = {"labels": ("Schatten", "Zebra Sign"), "synonyms": {"Schatten": "Lung Opacity"}}
-    table = federation.configs["alpha"].data.table
-    table.write_text(table.read_text().replace("Lung Opacity", "Schatten"))
+    renamed(federation, "alpha", "Lung Opacity", "Schatten")
     for _ in range(2):
-        info = introduced(federation, tmp_path, **own)
-        assert info.labels == ("Lung Opacity", "Zebra Sign")
-    (_, second) = lines(tmp_path)
+        assert introduced(federation, tmp_path, **SHADOW).labels == ("Lung Opacity", "Zebra Sign")
+    (_, second) = mappings(tmp_path)
     assert second["names"] == {"Schatten": "Lung Opacity"}
     assert second["digest"] != first["digest"]
     found = read_statement(tmp_path / "states" / "alpha")
-    said = [text for text in ledger_totals(found) if text.startswith("label mapping")]
-    day, digest = second["time"][:10], second["digest"][:12]
-    assert said == [f"label mapping: 1 name and 1 parent, since {day} (digest {digest})"]
+    (said,) = [text for text in ledger_totals(found) if text.startswith("label mapping")]
+    for fact in ("1 name", "1 parent", second["time"][:10], second["digest"][:12]):
+        assert fact in said
     assert found.breaks == []
 
     (tmp_path / "labels.toml").write_text(ATLAS + '"Walrus Sign" = ["Lung Opacity"]\n')
-    introduced(federation, tmp_path, **own)
-    assert len(lines(tmp_path)) == 3
-    introduced(federation, tmp_path, **own, atlas=None, contradictions="refuse")
-    assert lines(tmp_path)[-1]["parents"] == {}
-    assert len(lines(tmp_path)) == 4
+    introduced(federation, tmp_path, **SHADOW)
+    assert len(mappings(tmp_path)) == 3
+    introduced(federation, tmp_path, **SHADOW, **PLAIN)
+    assert mappings(tmp_path)[-1]["parents"] == {}
+    assert len(mappings(tmp_path)) == 4
 
 
 def test_a_site_without_names_and_parents_of_its_own_has_no_such_line(hierarchy: Any, tmp_path: Path) -> None:
-    introduced(hierarchy(METHOD), tmp_path, atlas=None, contradictions="refuse")
-    assert lines(tmp_path) == []
+    introduced(hierarchy(METHOD), tmp_path, **PLAIN)
+    assert mappings(tmp_path) == []
 
 
 @pytest.mark.complete
 def test_a_spelling_of_a_site_stays_there(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
-    table = federation.configs["alpha"].data.table
-    table.write_text(table.read_text().replace("Lung Opacity", "Schatten"))
-    sites = sites_of(federation, tmp_path)
-    own = {"labels": ("Schatten", "Zebra Sign"), "synonyms": {"Schatten": "Lung Opacity"}}
-    sites["alpha"] = sites_of(federation, tmp_path, **own)["alpha"]
+    renamed(federation, "alpha", "Lung Opacity", "Schatten")
+    sites = {**sites_of(federation, tmp_path), "alpha": sites_of(federation, tmp_path, **SHADOW)["alpha"]}
     recorded = Recorded(sites, tmp_path)
     federate(federation.server(), recorded)
     assert b"schatten" not in b"".join([*recorded.up.values(), *recorded.down.values()]).lower()
-    assert lines(tmp_path)[0]["names"] == {"Schatten": "Lung Opacity"}
+    assert mappings(tmp_path)[0]["names"] == {"Schatten": "Lung Opacity"}
 
 
-class Begun(Loop):
-    """Keeps what alpha receives in the first round that is trained."""
-
-    received: TaskData | None = None
-
-    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
-        if task == "train" and self.received is None:
-            data = unpack(payloads["alpha"])
-            assert isinstance(data, TaskData)
-            self.received = data
-        return super().exchange(task, payloads, receive)
-
-    def row(self, name: str) -> torch.Tensor:
-        """The row of a class that alpha began with."""
-        assert self.received
-        return self.received.head["head.weight"][self.received.labels.index(name)]
-
-
-def continued(federation: Any, rounds: int, sites: Mapping[str, Site]) -> tuple[Server, Begun]:
-    """The server, and what alpha began with, after the experiment went on to so many rounds."""
+def continued(federation: Any, rounds: int, sites: Mapping[str, Site]) -> tuple[Server, dict[str, Tensor]]:
+    """The server after the experiment went on to so many rounds, and the rows that alpha began with."""
     server = replace(federation, schedule=replace(federation.schedule, rounds=rounds)).server()
-    loop = Begun(sites)
+    received: list[TaskData] = []
+
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
+        received.extend([task] if (site, task.task) == ("alpha", "train") else [])
+        return answer
+
+    loop = Between(sites, note)
     federate(server, loop)
     loop.close()
-    assert server.record.run["status"] == "finished"
-    return server, loop
+    return server, dict(zip(received[0].labels, received[0].head["head.weight"], strict=True))
 
 
-def row(server: Server, name: str) -> torch.Tensor:
+def row(server: Server, name: str) -> Tensor:
     """The row of a class in the newest model."""
     return server.model.head["head.weight"][server.model.labels.index(name)]
 
@@ -226,33 +219,30 @@ def row(server: Server, name: str) -> torch.Tensor:
 @pytest.mark.complete
 def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
-    plain = sites_of(federation, tmp_path, atlas=None, contradictions="refuse")
-    first, _ = continued(federation, 1, plain)
+    first, _ = continued(federation, 1, sites_of(federation, tmp_path, **PLAIN))
     second, begun = continued(federation, 2, sites_of(federation, tmp_path))
     assert second.model.labels == first.model.labels
-    assert torch.equal(begun.row("Lung Opacity"), row(first, "Lung Opacity"))
+    assert torch.equal(begun["Lung Opacity"], row(first, "Lung Opacity"))
     (tmp_path / "labels.toml").write_text(ATLAS + '"Edema" = ["Lung Opacity"]\n"Walrus Sign" = ["Shadow"]\n')
     table = federation.configs["beta"].data.table
     head, *rows = table.read_text().splitlines()
     table.write_text("\n".join([f"{head},Edema", *(f"{line},{i % 2}" for i, line in enumerate(rows))]) + "\n")
     server, begun = continued(federation, 3, sites_of(federation, tmp_path))
-    assert torch.equal(begun.row("Lung Opacity"), row(second, "Lung Opacity"))
+    assert torch.equal(begun["Lung Opacity"], row(second, "Lung Opacity"))
     assert {*server.model.labels} == {"Edema", *OWN["alpha"], *OWN["beta"]}
-    history = (server.record.folder / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line)["status"] for line in history] == ["committed"] * 3
+    assert [line["status"] for line in history(server)] == ["committed"] * 3
 
 
 @pytest.mark.complete
 def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
     first, _ = continued(federation, 1, sites_of(federation, tmp_path))
-    table = federation.configs["alpha"].data.table
-    table.write_text(table.read_text().replace("Zebra Sign", "Striped Sign"))
+    renamed(federation, "alpha", "Zebra Sign", "Striped Sign")
     own = {"labels": ("Lung Opacity", "Striped Sign"), "synonyms": {"Striped Sign": "Zebra Sign"}}
     sites = {**sites_of(federation, tmp_path), "alpha": sites_of(federation, tmp_path, **own)["alpha"]}
     server, begun = continued(federation, 2, sites)
     assert server.model.labels == first.model.labels
-    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
+    assert torch.equal(begun["Zebra Sign"], row(first, "Zebra Sign"))
     assert not server.record.run.get("new_labels")
 
 
@@ -276,18 +266,13 @@ def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, 
     sites = sites_of(federation, tmp_path)
     _, samples = sites["alpha"].trainer.data
     assert not samples["train"].y.isnan().any(), "the parent is known by its parts"
+    parents = {"Consolidation": ("Lung Opacity",), "Edema": ("Lung Opacity",)}
+    federation = replace(federation, schedule=replace(federation.schedule, parents=parents))
     server, begun = continued(federation, 2, sites)
     assert {*server.model.labels} == {*OWN["alpha"], *OWN["beta"], *parts}
     assert {*server.record.run["new_labels"]} == {*parts}
-    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
-
-
-def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_path: Path) -> None:
-    federation = hierarchy(METHOD)
-    parents = {"Consolidation": ("Lung Opacity",), "Edema": ("Lung Opacity",)}
-    federation = replace(federation, schedule=replace(federation.schedule, parents=parents))
-    server, _ = continued(federation, 1, sites_of(federation, tmp_path))
-    assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}
+    assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}, "of its classes alone"
+    assert torch.equal(begun["Zebra Sign"], row(first, "Zebra Sign"))
 
 
 @pytest.mark.complete

@@ -14,7 +14,9 @@ from parties import (
     METHOD,
     abstains,
     begun,
+    exported,
     first_task,
+    history,
     lines,
 )
 from torch import Tensor
@@ -25,7 +27,10 @@ from suture.core.privacy import PrivacyConfig
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.site import Site
 from suture.federation.state_files import EXPERIMENTS, RETAINED
+from suture.learning.training import LocalTraining
+from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
+from suture.protocol.egress import BOUND, may_be
 from suture.protocol.messages import Abstain, Evaluation, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack
 from suture_papers.fedlsm.fedlsm import FedLSM
@@ -284,3 +289,22 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     note = last_note("mixed", 3, 2.0)
     assert "ε = ∞" in note
     assert "1 of its 3 updates" in note
+
+
+@pytest.mark.complete
+def test_limits_change_figures_and_no_byte_of_the_training(tiny: Any) -> None:
+    """Default ones: the same training, coarser figures."""
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=16))
+    sites = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+    federation = tiny(method, sites, n=150, rounds=3, selection="last")
+    exact, limits = federation.run("exact"), PrivacyConfig(label_view="all")
+    for name, config in federation.configs.items():
+        federation.configs[name] = config.model_copy(update={"privacy": limits})
+    limited = federation.run("limited")
+    assert exported(exact) == exported(limited)
+    for before, after in zip(history(exact), history(limited), strict=True):
+        for site in sites:
+            loss, own = (line["sites"][site]["validation_loss"] for line in (before, after))
+            assert may_be(own, BOUND / 30)
+            assert not may_be(loss, BOUND / 30)
+            assert abs(loss - own) <= 0.1
