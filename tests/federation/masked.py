@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from parties import history
+
 from suture.federation.server.server import Server
 from suture.privacy.secure_aggregation import SecureAggregation
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -22,13 +21,9 @@ from federated import same
 from one_step import equal
 from rounds import reply_of
 from strangers.scaffold import Scaffold
-from suture.core.errors import RejectedUpdate
-from suture.core.labels import LabelType
 from suture.federation.loop import Loop
-from suture.federation.server import collector
 from suture.federation.server.global_model import read_model
 from suture.federation.server.norms import Measure
-from suture.federation.server.record import what_leaves
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, WeightedMean
 from suture.methods.base import (
@@ -36,7 +31,6 @@ from suture.methods.base import (
     GlobalModel,
     LabelUse,
     LabelView,
-    Method,
     RoundContext,
     hyperparameters,
     layout_of,
@@ -44,15 +38,8 @@ from suture.methods.base import (
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import Layout
 from suture.models.saved import load_model
-from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, list_declared, strip_prefix
+from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, strip_prefix
 from suture.protocol.messages import TaskData, Update, align_rows
-from suture.protocol.packing import Packed, pack, unpack
-from suture_papers.missing_labels.fedmlp import FedMLP
-from suture_papers.rare_classes.creff import CReFF
-from suture_synthetic import method_checks as checks
-from suture_synthetic.method_checks import SMALL, subject_of
-from suture_synthetic.trial import Trial
-from world import refused
 
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
 
@@ -97,21 +84,10 @@ class Pairs(LocalAveraging):
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = WeightedMean(previous.labels, {}, previous.channels)
         self.walks.append(list(updates))
-        self.walks.append(list(updates))
         for update in updates:
             pairs = align_rows(update.channels["pairs"], update.labels, previous.labels, axis=1)
             mean.add_rows(update.labels, {"pairs": pairs}, pairs.flatten(1).any(dim=1))
         return replace(super().aggregate(previous, updates, ctx), channels=mean.head())
-
-
-@hyperparameters
-class Careless(Pairs):
-    """It sends what it has of every class, however few images there are."""
-
-    def train(
-        self, site: SiteContext, received: TaskData, round_: LocalRound
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return super().train(replace(site, min_count=0), received, round_)
 
 
 @pytest.fixture(autouse=True)
@@ -243,72 +219,6 @@ def test_classes_below_the_smallest_count_are_sent_as_zeros(tiny: Any) -> None:
     assert alpha.channels["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
     # gamma alone counts in the mean of Nodule beside Mass.
     assert model.channels["pairs"][3, 2].tolist() == [pytest.approx(1 / 2), pytest.approx(43 / 2)]
-    check = checks.channels_respect_the_smallest_count
-    with refused("pairs", by=AssertionError):
-        check(subject_of(Careless()))
-    check(subject_of(Pairs()))
-
-
-@pytest.mark.complete
-def test_updates_are_read_from_disk_at_each_walk(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two walks are equal and share no memory; between them the server holds no tensor of a site."""
-    reads: list[str] = []
-    load = collector.load
-
-    def counted(path: Path) -> Packed:
-        reads.append(path.stem)
-        return load(path)
-
-    monkeypatch.setattr(collector, "load", counted)
-    monkeypatch.setattr(collector, "IN_MEMORY", 0)
-    server = tiny(Pairs(local=METHOD.local), rounds=1).run()
-    # Two walks of the test, one over the tensors of classes, and one of the mean.
-    assert reads == ["alpha", "beta", "gamma"] * 4
-    one, two = Pairs.walks
-    for a, b in zip(one, two, strict=True):
-        assert (a.labels, a.weight) == (b.labels, b.weight)
-        for group in ("shared", "head", "channels"):
-            left, right = getattr(a, group), getattr(b, group)
-            assert left.keys() == right.keys() != set()
-            for name, tensor in left.items():
-                assert torch.equal(tensor, right[name])
-                assert tensor.data_ptr() != right[name].data_ptr()
-    for reply in server.collector.answers.values():
-        assert not getattr(reply, "channels", {})
-
-
-def test_what_leaves_is_declared() -> None:
-    head = {"head.weight": ((4,), "torch.float32")}
-    layout = Layout({"backbone.weight": ((4, 4), "torch.float32")}, head)
-    row = next(r for r in list_declared(Pairs().egress(layout)) if r["field"] == "pairs")
-    assert row == {
-        "field": "pairs",
-        "shape": "for each class classes × 2 numbers",
-        "why": "which classes a site has",
-    }
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
-def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
-    """Before the model is known no length; after the start that of the tensors that sites send."""
-    with Trial(method, SMALL, method.labels.types[0], rounds=1) as trial:
-        name = method.egress(Layout({}, {})).going("up")[0].name
-        unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
-        assert unknown[name] == "numbers for each class"
-        trial.run()
-        sent = trial.server.model.head["head.weight"].shape[1]
-        shapes = {r["field"]: r["shape"] for r in trial.server.record.run["egress"]}
-    lengths = {"fedmlp": f"2 × {sent}", "creff": f"classes × {sent + 1}"}[method.about.name]
-    assert shapes[name] == f"for each class {lengths} numbers"
-
-
-@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
-def test_a_run_lists_label_counts_only_where_they_are_sent(label_type: LabelType) -> None:
-    with Trial(FedAvg(), SMALL, label_type, rounds=1) as trial:
-        trial.run()
-        listed = {row["field"] for row in trial.server.record.run["egress"]}
-    assert ("counts" in listed) == (label_type == "multilabel")
 
 
 # SCAFFOLD's control variates
@@ -366,27 +276,6 @@ def test_a_channel_of_one_scale_is_bounded_as_a_whole(small: Any) -> None:
     total = torch.cat([t.flatten() for t in update.channels.values()]).norm()
     assert norms.channels == {"change": pytest.approx(float(total), rel=1e-5)}
     assert Measure()(update, payloads["alpha"], SCAFFOLD.egress(layout)).channels == {}
-
-
-def test_a_channel_says_what_it_is() -> None:
-    like = Layout({"w": ((3,), "torch.float64")}, {"head.bias": ((), "torch.float32")})
-    rows, model = Channel("f1", "up", (CLASSES, 2)), Channel("age", "up", (7,))
-    variate = Channel("c", "up", like)
-    assert [c.of_classes for c in (rows, model, variate)] == [True, False, False]
-    assert rows.forms == {"f1": ((CLASSES, 2), "torch.float32")}
-    assert variate.forms == {
-        "c/w": ((3,), "torch.float64"),
-        "c/head.bias": ((CLASSES,), "torch.float32"),
-    }
-    tensors: dict[str, Tensor] = {"c/w": torch.ones(1), "cc/w": torch.ones(2), "c": torch.ones(3)}
-    assert strip_prefix("c", tensors).keys() == {"w"}
-
-
-def test_messages_take_no_other_names() -> None:
-    for name in ("a/b/c", "/a", "a/", "ä"):
-        packed = pack(TaskData("train", 1, channels={"a/b": torch.ones(1)}))
-        with pytest.raises(RejectedUpdate):
-            unpack(replace(packed, tensors={f"channels/{name}": torch.ones(1)}))
 
 
 # The head that predicts

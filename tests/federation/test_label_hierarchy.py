@@ -11,7 +11,6 @@ import pytest
 import torch
 from parties import (
     METHOD,
-    history,
     lines,
 )
 from torch import Tensor
@@ -214,23 +213,6 @@ def continued(federation: Any, rounds: int, sites: Mapping[str, Site]) -> tuple[
 def row(server: Server, name: str) -> Tensor:
     """The row of a class in the newest model."""
     return server.model.head["head.weight"][server.model.labels.index(name)]
-
-
-@pytest.mark.complete
-def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: Any, tmp_path: Path) -> None:
-    federation = hierarchy(METHOD)
-    first, _ = continued(federation, 1, sites_of(federation, tmp_path, **PLAIN))
-    second, begun = continued(federation, 2, sites_of(federation, tmp_path))
-    assert second.model.labels == first.model.labels
-    assert torch.equal(begun["Lung Opacity"], row(first, "Lung Opacity"))
-    (tmp_path / "labels.toml").write_text(ATLAS + '"Edema" = ["Lung Opacity"]\n"Walrus Sign" = ["Shadow"]\n')
-    table = federation.configs["beta"].data.table
-    head, *rows = table.read_text().splitlines()
-    table.write_text("\n".join([f"{head},Edema", *(f"{line},{i % 2}" for i, line in enumerate(rows))]) + "\n")
-    server, begun = continued(federation, 3, sites_of(federation, tmp_path))
-    assert torch.equal(begun["Lung Opacity"], row(second, "Lung Opacity"))
-    assert {*server.model.labels} == {"Edema", *OWN["alpha"], *OWN["beta"]}
-    assert [line["status"] for line in history(server)] == ["committed"] * 3
 
 
 @pytest.mark.complete

@@ -14,7 +14,6 @@ from parties import (
 )
 from PIL import Image
 
-from one_step import equal
 from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.data.config import load_site_config
@@ -141,27 +140,8 @@ def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None
 
 
 @pytest.mark.complete
-def test_the_task_survives_a_restart(data: Path, tiny: Any) -> None:
-    tiny(method("surgical"), LABELS, rounds=1).run()
-    server, whole = (tiny(method("surgical"), LABELS, rounds=2).run(out) for out in ("run", "whole"))
-    assert (server.round, server.model.label_type, server.registry.label_type) == (
-        2,
-        "multiclass",
-        "multiclass",
-    )
-    assert equal(whole.model.head, server.model.head)
-
-
-@pytest.mark.complete
 def test_thresholds_are_of_the_probabilities_that_the_model_predicts(data: Path, tiny: Any) -> None:
     with refused("[decision]", "'Fibrosis'", by=FederationError):
         tiny(method("surgical"), LABELS, decision={}).run()
     for name in ("fedavg", "pfl"):  # sites see all rows; there is no model of all sites
         tiny(method(name), LABELS, rounds=1, decision={}).run(name)
-
-
-def test_a_site_of_another_label_type_stops_the_federation(data: Path, tiny: Any) -> None:
-    config = data / "beta" / "suture.toml"
-    config.write_text(config.read_text().replace("multiclass", "multilabel"))
-    with refused("beta is multilabel", by=FederationError):
-        tiny(method("fedavg"), LABELS).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +18,6 @@ from federated import same
 from noted import noted
 from one_step import equal
 from suture.data.batch import Augmentation
-from suture.execution.progress import following
-from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.exchanges import Assigner, Task
 from suture.federation.server.global_model import classifier, initial, pack_model, unpack_model, with_labels
@@ -39,7 +36,6 @@ from suture.protocol.messages import SiteInfo
 from suture.protocol.records import Note
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching
-from suture_results.report import write_report
 
 
 def plan(policy: str = "average") -> Plan:
@@ -184,20 +180,6 @@ def test_a_run_writes_its_label_type_its_notes_and_the_weight_of_each_row(tiny: 
 
 
 FROZEN = replace(METHOD, batch_norm="frozen")
-
-
-@pytest.mark.complete
-def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_terminal(
-    tiny: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    federation = tiny(FROZEN, rounds=1)
-    server = federation.server()
-    with following(server.record.folder, "small", "local"):
-        federate(server, Loop(federation.sites()))
-        write_report(server.record.folder)
-    (note,) = noted(server)
-    assert " ".join(note.split()) in " ".join(capsys.readouterr().out.split())
-    assert note in html.unescape((server.record.folder / "report.html").read_text())
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,10 @@ from suture.federation.server.registry import (
     misfits,
     one_name,
 )
-from suture.federation.server.results import Results
-from suture.federation.server.selection import mean_over_sites
 from suture.federation.server.server import Server
 from suture.methods.base import LabelStatistics
-from suture.protocol import records
-from suture.protocol.messages import MOST_CLASSES, ClassScore, Metrics, SiteInfo, Update, ones
+from suture.protocol.messages import MOST_CLASSES, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
-from suture.protocol.records import parse
 from world import refused
 
 PTX, OTHER = "SCT:36118008", "SCT:16838000"
@@ -104,6 +100,10 @@ def test_lookalikes_are_refused_with_their_sites_unless_a_person_has_decided() -
     mapped = agreed(sites, label_map={"lung_scra": "Lung Scar"})
     assert mapped.labels == ("Lung Scar",)
     assert mapped.to_site("b", ("Lung Scar",)) == ("Lung Scra",)
+    organs = [Statement("Thyroid Nodule", "SCT:27925004", "b")]
+    assert one_name(organs, ("Nodule",)) == {"Thyroid Nodule": "Thyroid Nodule"}
+    slip = {"a": coded(Melanoma=ONE), "b": coded(Nevus=ONE)}
+    assert agreed(slip, label_map={"Nevus": "Melanoma"}).labels == ("Melanoma",)
     with refused("a: 'Lung Scar'", by=LabelError):
         agree({"a": info("Lung Scar", "Scarring")}, Agreement((), {"Scarring": "Lung Scar"}))
 
@@ -285,13 +285,6 @@ def test_contradictions_stop_the_run_by_name(
     assert [name for name in named if name not in text] == []
 
 
-def test_a_person_can_merge_two_names_of_the_vocabulary() -> None:
-    sites = {"a": coded(Melanoma=ONE), "b": coded(Nevus=ONE)}
-    assert agreed(sites, label_map={"Nevus": "Melanoma"}).labels == ("Melanoma",)
-    said = [Statement("Thyroid Nodule", "SCT:27925004", "b")]
-    assert one_name(said, ("Nodule",)) == {"Thyroid Nodule": "Thyroid Nodule"}, "nodules of two organs"
-
-
 SITES = {"a": coded(Cyst=ONE), "b": coded(Cyst=ONE), "c": coded(Cyst=TWO), "d": coded(Zyste=ONE)}
 PLAIN = {"h1": coded(Zebra="", Pneumothorax=""), "h2": coded(Zebra="", Pneumothorax=""), "h3": coded(Mass="")}
 
@@ -438,21 +431,6 @@ def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
         agree(more, Agreement(accept=True))  # type: ignore[arg-type]
     flood = info(*(f"Junk {n}" for n in range(MOST_CLASSES)))
     assert "exceed 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
-
-
-@pytest.mark.complete
-def test_a_union_of_ten_thousand_classes_has_results() -> None:
-    """No site has them all, so no single message has shown that they are too many."""
-    halves = [tuple(f"Finding {n:05d}" for n in range(at, at + 5_000)) for at in (0, 5_000)]
-    sites = {site: info(*own) for site, own in zip("ab", halves, strict=True)}
-    registry = agree(sites, Agreement(accept=True))
-    scored = ClassScore(0.5, None, None, 1, 1)
-    tested = {s: Metrics(1, "test", 2, 0.5, dict.fromkeys(i.labels, scored)) for s, i in sites.items()}
-    measured = mean_over_sites(registry, tested, 1)
-    content = Results(registry.labels, registry.owners(), measured, "sites' test data").to_dict()
-    assert len(content["auroc"]) == MOST_CLASSES
-    assert content["mean_auroc"] == 0.5
-    assert parse(records.Metrics, content, "metrics.json").groups == {"shared": None, "unique": 0.5}
 
 
 @pytest.mark.complete

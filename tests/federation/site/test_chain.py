@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -101,15 +100,6 @@ def test_the_newest_copy_needs_no_acceptance(tmp_path: Path) -> None:
     path.write_text(before)
     ledger(tmp_path).record(release(7))
     assert (read_statement(tmp_path).spent.missing, len(ledger(tmp_path).releases())) == (0, 7)
-
-
-def test_the_ledger_of_another_site_is_told(tmp_path: Path) -> None:
-    path, other = filled(tmp_path / "a", 3), filled(tmp_path / "b", 5)
-    shutil.copy(other, path)
-    with refused("experiment one", "line 3", by=LedgerBroken):
-        ledger(tmp_path / "a").record(release(6))
-    path.write_text(path.read_text() + filled(tmp_path / "c", 2).read_text())
-    assert "line 6" in read_statement(tmp_path / "a").breaks[0]
 
 
 def test_a_deleted_ledger_is_told_also_to_a_new_experiment(tmp_path: Path) -> None:

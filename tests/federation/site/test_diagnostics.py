@@ -26,7 +26,7 @@ from suture.data.table import Table
 from suture.execution.job import Job, with_settings
 from suture.execution.run import run_job
 from suture.execution.sites import write_site
-from suture.federation.site.diagnostics import FILE, Diagnostics, collect
+from suture.federation.site.diagnostics import FILE, Diagnostics
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
@@ -118,17 +118,6 @@ def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path)
     watch.write(2)
     figures = {"images": {"Edema": 3, "Mass": 0}, "divergence": {"Edema": 0.5, "Mass": 0.0}}
     assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 2, "classes": {}, "figures": figures}]
-
-
-def test_the_sites_records_are_brought_together(tmp_path: Path) -> None:
-    assert not collect(tmp_path)
-    assert not (tmp_path / FILE).exists()
-    for site in ("b", "a"):
-        folder = tmp_path / "sites" / site / "state" / "experiments" / "run"
-        folder.mkdir(parents=True)
-        (folder / FILE).write_text(f'{{"site": "{site}"}}\n')
-    assert collect(tmp_path)
-    assert lines(tmp_path / FILE) == [{"site": "a"}, {"site": "b"}]
 
 
 # A whole federation

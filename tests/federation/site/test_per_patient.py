@@ -26,12 +26,10 @@ from suture.federation.state_files import EXPERIMENTS
 from suture.learning.dp_sgd import gaussian
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
-from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.privacy.differential_privacy import Mechanism, compose
-from suture.protocol.messages import Abstain, Spent, TaskData, Update
+from suture.protocol.messages import Abstain, TaskData, Update
 from suture_admin.ledger import state_of
-from suture_results.notes import describe_spent
 from world import refused
 
 ALPHA = {"alpha": ("Mass", "Nodule")}
@@ -320,13 +318,6 @@ def test_a_class_aware_phase_is_refused(clinic: Any) -> None:
         mechanism_of_round(site.plan, site.config, 2, 1, 20)
 
 
-@pytest.mark.complete
-def test_a_personal_head_is_protected_too(clinic: Any) -> None:
-    own = clinic(PersonalisedFL(local=PLAIN.local, batch_norm="frozen"), rounds=1)
-    own.federation.run("one")
-    assert [line["steps"] > 0 for line in own.lines() if line["task"] == "train"] == [True]
-
-
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -350,15 +341,3 @@ def test_a_personal_head_is_protected_too(clinic: Any) -> None:
 def test_settings_that_contradict_each_other(values: dict[str, Any], named: tuple[str, ...]) -> None:
     with refused(*named, by=ValueError):
         PrivacyConfig.model_validate(values)
-
-
-def test_epsilon_clips_gradients_to_one_unless_it_is_set() -> None:
-    assert PrivacyConfig(epsilon=4).protection == {"clip": 1.0, "epsilon": 4.0, "delta": 1e-5}
-    assert PrivacyConfig(epsilon=4, clip=0.5, max_epsilon=8).clip == 0.5
-    assert PrivacyConfig(epsilon=4, max_epsilon=4).max_epsilon == 4  # of one experiment
-
-
-def test_the_report_names_what_epsilon_covers() -> None:
-    own = {"a": {"clip": 1.0, "epsilon": 4.0, "delta": 1e-5}}
-    (text,) = describe_spent(own, {"a": Spent(3.99, 10, 0, 1, 5, 7)})
-    assert "ε ≤ 3.99 at δ = 1e-05 over all its 10 updates in 1 experiment" in text

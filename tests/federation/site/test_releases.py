@@ -21,7 +21,6 @@ from parties import (
 )
 from torch import Tensor
 
-from noted import noted
 from rounds import configured, reply_of
 from suture.core.privacy import PrivacyConfig
 from suture.federation.site.ledger import Ledger
@@ -271,24 +270,6 @@ def test_a_federation_keeps_few_answers_and_a_line_for_each(tiny: Any) -> None:
     assert tasks[:-2] == [("handshake", 0, ""), *rounds]
     assert [task[::2] for task in tasks[-2:]] == [("evaluate", "validation"), ("evaluate", "test")]
     assert all(line["figures"] == {"Mass": 1, "Nodule": 1} for line in written[1:])
-
-
-@pytest.mark.complete
-def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
-    """Three noisy rounds after one without noise are not a small ε, whatever the server's history says."""
-
-    def last_note(out: str, rounds: int, noise: float) -> str:
-        federation = tiny(METHOD, ALPHA, rounds=rounds)
-        config = federation.configs["alpha"]
-        privacy = config.privacy.model_copy(update={"clip": 0.1, "noise": noise})
-        federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
-        return noted(federation.run(out))[-1]
-
-    assert "ε ≤ 6.58 at δ = 1e-05 over all its 2 updates in 1 experiment" in last_note("noisy", 2, 2.0)
-    last_note("mixed", 1, 0.0)
-    note = last_note("mixed", 3, 2.0)
-    assert "ε = ∞" in note
-    assert "1 of its 3 updates" in note
 
 
 @pytest.mark.complete
