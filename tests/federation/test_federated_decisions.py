@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,18 @@ from rounds import reply_of
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
-from suture.federation.site.store import FirstCounts
 from suture.learning.diagrams import diagrams
 from suture.learning.metrics import Curves
 from suture.methods.pfl import PersonalisedFL
 from suture.protocol.check import check_reply
-from suture.protocol.decisions import JOINED, Decided, DecidedClass, DecidedGroup
-from suture.protocol.messages import Metrics, Scores, TaskData
+from suture.protocol.decisions import JOINED
+from suture.protocol.messages import Scores, TaskData
 from suture.protocol.packing import Packed, unpack
 from suture_results.prediction import open_model
 from suture_results.report import render_report
 from world import refused
+
+pytestmark = pytest.mark.complete
 
 MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
 
@@ -94,13 +94,13 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
             assert (found["own"] is None) == ("sensitivity" not in own)
 
 
-@pytest.mark.complete
 def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> None:
     """Nothing else leaves for them: the same counts, read by themselves, give every point.
 
     No count is of fewer patients than the limit; every image of these sites is of a patient of its own.
     """
-    server, scores = counted(decided(tiny, n=120, limits={"min_count": 4}))
+    federation = decided(tiny, n=120, limits={"min_count": 4})
+    server, scores = counted(federation)
     assert min(shown(scores)) >= 4
     decisions, drawn = server.fitted.decisions, record(server, "metrics.json")["decisions"]["site_diagrams"]
     assert decisions
@@ -113,11 +113,15 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
             assert found["images"] == [int(one[one != JOINED].sum()) for one in (positives, negatives)]
             again = diagrams(Curves.of([(positives, negatives)]), decisions.of(site, name), "sensitivity")
             assert found == json.loads(json.dumps(asdict(again)))
+    for name, site in federation.sites().items():
+        releases = site.releases.ledger.releases()
+        (released,) = (r for r in releases if (r.task, r.experiment) == ("calibrate", name))
+        assert released.figures == dict.fromkeys(scores[name].labels, 1)
+        assert released.numbers > 0
     page = render_report(server.record.folder)
     assert all(f'aria-label="{site}: ROC of' in page for site in drawn)
 
 
-@pytest.mark.complete
 def test_nothing_more_is_asked_without_the_setting_or_where_sites_hold_a_part_of_the_model(tiny: Any) -> None:
     asked = set()
 
@@ -132,24 +136,6 @@ def test_nothing_more_is_asked_without_the_setting_or_where_sites_hold_a_part_of
     assert asked == {("handshake", False), ("train", False), ("evaluate", False)}
 
 
-@pytest.mark.complete
-def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> None:
-    federation = decided(tiny)
-    _, scores = counted(federation)
-    for name, site in federation.sites().items():
-        own, samples = site.trainer.data
-        y = samples["validation"].y
-        for row, label in enumerate(scores[name].labels):
-            for kind, value in (("positives", 1), ("negatives", 0)):
-                counts = scores[name].class_tensors[kind][row]
-                assert int(counts[counts != JOINED].sum()) == int((y[:, own.index(label)] == value).sum())
-        releases = site.releases.ledger.releases()
-        (released,) = (r for r in releases if (r.task, r.experiment) == ("calibrate", name))
-        assert released.figures == dict.fromkeys(scores[name].labels, 1)
-        assert released.numbers > 0
-
-
-@pytest.mark.complete
 def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(tiny: Any) -> None:
     """Each round has another model; a site counts for one, and answers anew three times."""
     federation = decided(tiny, rounds=6, selection="last", decision=None)
@@ -178,7 +164,6 @@ UNDECLARED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 ]
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("limits", [{"min_count": 4}, {"min_count": 4, "round_counts": 8}], ids=str)
 def test_the_sites_filter_refuses_counts_that_were_not_declared(limits: dict[str, int], tiny: Any) -> None:
     """A site that rounds to twice its `min_count` shows no cell as empty."""
@@ -213,7 +198,6 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(limits: dict[str
     assert {"Mass", "Nodule"} <= set(server.fitted.decisions.pooled)
 
 
-@pytest.mark.complete
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
     """And figures of decisions that were not asked for are refused."""
     checked = []
@@ -254,7 +238,6 @@ def with_sexes(federation: Any) -> Any:
     return federation
 
 
-@pytest.mark.complete
 def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     server = run(with_sexes(decided(tiny, n=120)))
     found = record(server, "metrics.json")["decisions"]
@@ -270,7 +253,6 @@ def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     assert "By group" in render_report(server.record.folder)
 
 
-@pytest.mark.complete
 def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     def rename(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.split != "test":
@@ -284,25 +266,6 @@ def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     assert record(server, "metrics.json")["decisions"]["measured"] == {}
 
 
-def test_what_was_first_said_of_a_group_stands(tiny: Any, tmp_path: Path) -> None:
-    """Two answers that differ by a patient would show in which group, and with what, that patient is."""
-    point = Decided(0.5, 0.5)
-    one = DecidedClass(None, None, point, (None, None), (None, None))
-
-    def sent(folder: Path, **groups: DecidedGroup) -> dict[str, DecidedGroup]:
-        metrics = Metrics(1, "test", 60, None, {}, decided={"Mass": replace(one, groups=groups)})
-        return FirstCounts(folder).within(metrics).decided["Mass"].groups
-
-    first = sent(tmp_path / "a", F=DecidedGroup(10, 20, 0.5, 0.5))
-    assert first == {"F": DecidedGroup(10, 20, 0.5, 0.5)}
-    both = sent(tmp_path / "a", F=DecidedGroup(11, 20, 0.6, 0.5), M=DecidedGroup(9, 9, 1.0, 1.0))
-    assert both == {"F": DecidedGroup(10, 20, 0.6, 0.5)}
-    assert sent(tmp_path / "a", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
-    assert sent(tmp_path / "b") == {}
-    assert sent(tmp_path / "b", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
-
-
-@pytest.mark.complete
 def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     """With every cell shown, it is a quantile of the scores up to the width of a cell."""
     from scipy.special import logit

@@ -216,19 +216,6 @@ def row(server: Server, name: str) -> Tensor:
 
 
 @pytest.mark.complete
-def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_path: Path) -> None:
-    federation = hierarchy(METHOD)
-    first, _ = continued(federation, 1, sites_of(federation, tmp_path))
-    renamed(federation, "alpha", "Zebra Sign", "Striped Sign")
-    own = {"labels": ("Lung Opacity", "Striped Sign"), "synonyms": {"Striped Sign": "Zebra Sign"}}
-    sites = {**sites_of(federation, tmp_path), "alpha": sites_of(federation, tmp_path, **own)["alpha"]}
-    server, begun = continued(federation, 2, sites)
-    assert server.model.labels == first.model.labels
-    assert torch.equal(begun["Zebra Sign"], row(first, "Zebra Sign"))
-    assert not server.record.run.get("new_labels")
-
-
-@pytest.mark.complete
 def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, tmp_path: Path) -> None:
     """Zebra Sign becomes Left and Right Zebra Sign: its column stays, blank, and the atlas fills it."""
     federation = hierarchy(METHOD)

@@ -25,6 +25,8 @@ from suture_results.prediction import predict_to_csv
 from suture_results.saved_models import evaluate
 from world import refused, site_config, write_table
 
+pytestmark = pytest.mark.complete
+
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
@@ -81,7 +83,6 @@ def accuracy(folder: Path, site: Path, own: tuple[str, ...], candidates: tuple[s
     return sum(right) / len(right)
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm", "condist", "fssl", "fedvls"])
 def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: Path, tiny: Any) -> None:
     more = {"iterations": 4} if name == "fedlsm" else {}
@@ -113,7 +114,6 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
         assert set(done.others) == {*EVERY} - {*own}
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "fedavg", "fedlsm"])
 def test_images_of_no_known_class_teach_nothing(name: str, data: Path, tiny: Any) -> None:
     """Every image of alpha is of a class that it does not know: its loss is 0, and it has no accuracy."""
@@ -128,7 +128,6 @@ def test_images_of_no_known_class_teach_nothing(name: str, data: Path, tiny: Any
     assert record(server, "metrics.json")["overall"]["accuracy"] == pytest.approx(alone)
 
 
-@pytest.mark.complete
 def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None:
     """Hernia is known at one site and Fibrosis at another; the model that is left knows both."""
     server = tiny(method("fedavg"), LABELS, rounds=8, selection="last").run()
@@ -139,7 +138,6 @@ def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None
     assert sum(right) / 3 > 0.75  # a guess is right in one of four
 
 
-@pytest.mark.complete
 def test_thresholds_are_of_the_probabilities_that_the_model_predicts(data: Path, tiny: Any) -> None:
     with refused("[decision]", "'Fibrosis'", by=FederationError):
         tiny(method("surgical"), LABELS, decision={}).run()

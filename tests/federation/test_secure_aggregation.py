@@ -85,6 +85,8 @@ LOSSES: dict[str, tuple[dict[str, Labels], int, Lost, list[str]]] = {
     "shares of three": (THREE, 1, lambda s, step, *_: (s, step) == ("gamma", "reveal"), ["abg"]),
     # A row that loses an owner cannot be unmasked with two left; in the next attempt it stays as it was.
     "an owner": (FOUR, 1, lambda s, step, _, at: s == "gamma" and (at > 1 or step == "update"), ["", "abd"]),
+    # Two would train its class: they train their other one, and both from the next round on.
+    "a late owner": (FOUR, 2, lambda s, _, __, at: (s, at) == ("gamma", 1), ["abd", "abdg"]),
     "its updates": (FOUR, 2, lambda s, step, *_: (s, step) == ("gamma", "update"), ["", "abd", "", "abd"]),
     # Of two that were lost none is left out by its name: alpha is lost once, and delta always.
     "two": (

@@ -27,6 +27,7 @@ from suture.learning.evaluation import NOTHING
 from suture.methods.fedavg import FedAvg
 from suture.models import build
 from suture.models.classifier import split_state
+from suture.protocol.decisions import Decided, DecidedClass, DecidedGroup
 from suture.protocol.messages import ClassScore, Evaluation, Metrics, SiteInfo, TaskData
 
 
@@ -118,6 +119,24 @@ def test_damaged_counts_are_named_and_not_replaced(content: bytes, tmp_path: Pat
     with pytest.raises(SutureError, match=FIRST_COUNTS):
         FirstCounts(tmp_path).of(LabelSet(("Mass",)), {"Mass": (7, 8)})
     assert (tmp_path / FIRST_COUNTS).read_bytes() == content
+
+
+def test_what_was_first_said_of_a_group_stands(tmp_path: Path) -> None:
+    """Two answers that differ by a patient would show in which group, and with what, that patient is."""
+    point = Decided(0.5, 0.5)
+    one = DecidedClass(None, None, point, (None, None), (None, None))
+
+    def sent(folder: Path, **groups: DecidedGroup) -> dict[str, DecidedGroup]:
+        metrics = Metrics(1, "test", 60, None, {}, decided={"Mass": replace(one, groups=groups)})
+        return FirstCounts(folder).within(metrics).decided["Mass"].groups
+
+    first = sent(tmp_path / "a", F=DecidedGroup(10, 20, 0.5, 0.5))
+    assert first == {"F": DecidedGroup(10, 20, 0.5, 0.5)}
+    both = sent(tmp_path / "a", F=DecidedGroup(11, 20, 0.6, 0.5), M=DecidedGroup(9, 9, 1.0, 1.0))
+    assert both == {"F": DecidedGroup(10, 20, 0.6, 0.5)}
+    assert sent(tmp_path / "a", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
+    assert sent(tmp_path / "b") == {}
+    assert sent(tmp_path / "b", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
 
 
 # The lock
