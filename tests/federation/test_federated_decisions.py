@@ -35,8 +35,6 @@ from suture_results.prediction import open_model
 from suture_results.report import render_report
 from world import refused
 
-pytestmark = pytest.mark.complete
-
 MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
 
 
@@ -94,6 +92,7 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
             assert (found["own"] is None) == ("sensitivity" not in own)
 
 
+@pytest.mark.complete
 def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> None:
     """Nothing else leaves for them: the same counts, read by themselves, give every point.
 
@@ -122,6 +121,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
     assert all(f'aria-label="{site}: ROC of' in page for site in drawn)
 
 
+@pytest.mark.complete
 def test_nothing_more_is_asked_without_the_setting_or_where_sites_hold_a_part_of_the_model(tiny: Any) -> None:
     asked = set()
 
@@ -136,6 +136,7 @@ def test_nothing_more_is_asked_without_the_setting_or_where_sites_hold_a_part_of
     assert asked == {("handshake", False), ("train", False), ("evaluate", False)}
 
 
+@pytest.mark.complete
 def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(tiny: Any) -> None:
     """Each round has another model; a site counts for one, and answers anew three times."""
     federation = decided(tiny, rounds=6, selection="last", decision=None)
@@ -198,6 +199,7 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(limits: dict[str
     assert {"Mass", "Nodule"} <= set(server.fitted.decisions.pooled)
 
 
+@pytest.mark.complete
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
     """And figures of decisions that were not asked for are refused."""
     checked = []
@@ -238,6 +240,7 @@ def with_sexes(federation: Any) -> Any:
     return federation
 
 
+@pytest.mark.complete
 def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     server = run(with_sexes(decided(tiny, n=120)))
     found = record(server, "metrics.json")["decisions"]
@@ -253,6 +256,7 @@ def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     assert "By group" in render_report(server.record.folder)
 
 
+@pytest.mark.complete
 def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     def rename(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.split != "test":
@@ -266,6 +270,7 @@ def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     assert record(server, "metrics.json")["decisions"]["measured"] == {}
 
 
+@pytest.mark.complete
 def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     """With every cell shown, it is a quantile of the scores up to the width of a cell."""
     from scipy.special import logit

@@ -22,8 +22,6 @@ from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
 from suture.federation.state_files import experiment_folder
-from suture.methods import METHODS
-from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
 from suture.protocol.packing import Packed, save
 from suture_admin.ledger import ledger_totals, read_statement
@@ -37,10 +35,6 @@ ATLAS = """\
 
 
 OWN = {"alpha": ("Lung Opacity", "Zebra Sign"), "beta": ("Consolidation", "Quokka Shadow")}
-
-
-UNRELATED = '"Tail" = ["Animal Part"]\n"Ear" = ["Animal Part"]\n'
-"""Further parents, of classes that are below and above none of `OWN`."""
 
 
 FOREIGN = {"alpha": ("consolidation", "quokka"), "beta": ("zebra", "walrus")}
@@ -99,14 +93,7 @@ class Recorded(Loop):
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name in sorted(METHODS)
-        if (use := conformant(name).labels).view == "own" and "multilabel" in use.types
-    ],
-)
+@pytest.mark.parametrize("name", ["surgical", "ark"])
 def test_with_its_own_view_a_site_receives_no_foreign_name_by_way_of_the_hierarchy(
     name: str, hierarchy: Any, tmp_path: Path
 ) -> None:
@@ -242,42 +229,3 @@ def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, 
     assert {*server.record.run["new_labels"]} == {*parts}
     assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}, "of its classes alone"
     assert torch.equal(begun["Zebra Sign"], row(first, "Zebra Sign"))
-
-
-@pytest.mark.complete
-def test_an_unrelated_class_changes_no_byte_of_the_others_rows(tiny: Any, tmp_path: Path) -> None:
-    """On a frozen encoder, of the relations alone and with a site that annotates it, and its parent."""
-    heads: list[dict[str, bytes]] = []
-    frozen = ModelSpec("cnn", size=16, train="head", weights="random", views=0)
-    for i, (more, sites) in enumerate(
-        (("", {}), (UNRELATED, {}), (UNRELATED, {"gamma": ("Animal Part", "Tail")}))
-    ):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        (folder / "labels.toml").write_text(ATLAS + more)
-        made = tiny(
-            METHOD,
-            {"alpha": ("Mass",), "beta": ("Hernia", "Nodule"), "gamma": ("Mass", "Nodule")},
-            model=frozen,
-        )
-        names = {"alpha": ("Lung Opacity",), "beta": ("Consolidation", "Zebra Sign"), **sites}
-        federation = replace(made, folder=folder, configs={site: made.configs[site] for site in names})
-        for site, own in names.items():
-            table = federation.configs[site].data.table
-            head, _, rows = table.read_text().partition("\n")
-            table.write_text(",".join([*head.split(",")[:3], *own]) + "\n" + rows)
-        server = federation.server()
-        federate(server, Loop(sites_of(federation, folder, ancestors=True)))
-        rows_of = server.model.head
-        heads.append(
-            {
-                f"{name} {key}": rows_of[key][c].numpy().tobytes()
-                for c, name in enumerate(server.model.labels)
-                for key in rows_of
-            }
-        )
-    plain, related, annotated = heads
-    assert {"Lung Opacity head.weight", "Zebra Sign head.bias"} <= plain.keys()
-    assert related == plain
-    assert {name.rpartition(" ")[0] for name in annotated.keys() - plain.keys()} == {"Animal Part", "Tail"}
-    assert {name: annotated[name] for name in plain} == plain

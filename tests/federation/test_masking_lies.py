@@ -30,8 +30,6 @@ from suture.protocol.messages import Abstain, Labels, Masking, MaskKeys, TaskDat
 from suture.protocol.packing import Packed, pack, unpack
 from world import refused
 
-pytestmark = pytest.mark.complete
-
 Lie = Callable[[Site, Any], Any]
 """Of the site that lies, and what it would have said."""
 
@@ -102,6 +100,7 @@ LIES: dict[str, tuple[str, Lie, int]] = {
 """The step, the lie, and the attempts of its first round."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", LIES)
 def test_a_lie_is_named_and_costs_one_attempt_at_most(name: str, tiny: Any) -> None:
     at, lie, attempts = LIES[name]
@@ -126,6 +125,7 @@ def without(*sites: str) -> Lie:
     return lie
 
 
+@pytest.mark.complete
 def test_a_dispute_stops_no_sum_while_a_share_is_to_spare(tiny: Any) -> None:
     """Of three, one that says it holds no share of another, or hides it, does not stop it."""
     three = dict.fromkeys(["alpha", "beta", "gamma"], BOTH)
@@ -135,6 +135,7 @@ def test_a_dispute_stops_no_sum_while_a_share_is_to_spare(tiny: Any) -> None:
     assert furthest(run(plain(federation), "plain"), server) < 1e-6
 
 
+@pytest.mark.complete
 def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     """Of one dispute nothing can be told."""
     federation, denied = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3)), []
@@ -150,6 +151,7 @@ def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     assert any("delta or alpha" in note for note in noted(server))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("liars", [2, 3])
 def test_as_many_liars_as_colluders_do_not_have_an_honest_site_left_out(liars: int, tiny: Any) -> None:
     """Each says that alpha has sealed no share for it."""
@@ -229,6 +231,7 @@ NO_UPDATES: list[tuple[dict[str, Labels], Lie, str]] = [
 ]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("sites", "lie", "named"), NO_UPDATES, ids=["floats", "shared", "rows", "row"])
 def test_an_update_that_is_none_ends_the_run_and_keeps_the_model(
     sites: dict[str, Labels], lie: Lie, named: str, tiny: Any
@@ -260,6 +263,7 @@ WRONG = {
 }
 
 
+@pytest.mark.complete
 @examples(8, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_message_of_one_site_is_taken_or_refused_by_its_name(tiny: Any, data: st.DataObject) -> None:

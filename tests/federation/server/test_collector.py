@@ -31,7 +31,7 @@ from suture.methods import averaging
 from suture.methods.averaging import weighted_mean
 from suture.methods.base import GlobalModel
 from suture.protocol.check import AllowedReply
-from suture.protocol.egress import CLASSES, Channel, Egress
+from suture.protocol.egress import Egress
 from suture.protocol.messages import Abstain, Evaluation, Metrics, SiteNumbers, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
 from world import refused
@@ -158,17 +158,6 @@ def test_beyond_its_limit_updates_wait_on_disk_and_come_back_the_same(
         assert not (tmp_path / "spool").exists()
 
 
-def test_memory_counts_what_a_view_holds(
-    collector: UpdateCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "IN_MEMORY", 2 * SIZE)
-    open_round(collector)
-    view = Packed({**update().tensors, "shared/w": torch.ones(100)[:2]}, update().header)
-    collector.receive("a", view)
-    collector.receive("b", update())
-    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["a.safetensors"]
-
-
 def test_dropped_updates_leave_the_memory(collector: UpdateCollector) -> None:
     """Of a closed exchange when they are dropped, and of one that failed when the next one is opened."""
     for drop in (collector.empty, lambda: open_round(collector, 2)):
@@ -193,40 +182,6 @@ def test_a_rejected_update_never_reaches_the_spool(
     assert not (tmp_path / "spool").exists()
     collector.receive("c", update())
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["c.safetensors"]
-
-
-@pytest.mark.parametrize("limit", [0, collecting.IN_MEMORY])
-def test_an_update_comes_back_as_it_was_received(
-    limit: int, collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "IN_MEMORY", limit)
-    sent = Update(
-        1,
-        ("Mass", "Hernia"),
-        {"w": torch.tensor([1.0, 2.0])},
-        {"bias": torch.tensor([3.0, 4.0])},
-        torch.tensor([1.0, 0.5], dtype=torch.float64),
-        channels={"proxy": torch.tensor([5.0, 6.0])},
-        scalars={"steps": 7.0},
-        train_loss=0.25,
-        metrics=Metrics(0, "validation", 3, 0.5, {}),
-    )
-    egress = Egress(
-        EGRESS.shared,
-        {"bias": ((), "torch.float32")},
-        (Channel("proxy", "up", (CLASSES,)),),
-        class_weight=(0.0, 1.0),
-        scalars={"steps": (0.0, 10.0)},
-    )
-    allowed = AllowedReply(TaskData("train", 1, labels=sent.labels), egress, sent.labels)
-    collector.open({"a": allowed})
-    collector.receive("a", pack(sent))
-    assert collector.close({})["a"].status == "accepted"
-    ((site, read),) = collector.updates()
-    assert site == "a"
-    assert pack(read).header == pack(sent).header
-    assert pack(read).tensors.keys() == pack(sent).tensors.keys()
-    assert all(torch.equal(tensor, pack(read).tensors[name]) for name, tensor in pack(sent).tensors.items())
 
 
 DEEP: Any = []

@@ -190,9 +190,9 @@ def test_the_job_sets_the_bound(tiny: Any) -> None:
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("name", ["afl", "creff", "fedavg", "fedmlp", "metafl", "pfl", "surgical"])
+@pytest.mark.parametrize("name", ["afl", "fedmlp", "metafl", "pfl"])
 def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
-    """Of sums, gradients beside a head of its own, all rows, prototypes, gradients, no head, and own rows."""
+    """Of sums, prototypes, gradients, and no head."""
     method = conformant(name)
     with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=2) as trial:
         federate(trial.server, Between(trial.sites, scaled(1e-6, lambda site, _: site != "alpha")))

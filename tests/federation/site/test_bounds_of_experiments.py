@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from parties import (
     METHOD,
     abstains,
@@ -205,35 +203,3 @@ def test_experiments_have_a_bound(house: House) -> None:
     assert isinstance(reply_of(house.site("alpha", "e-1", max_experiments=2), task), Update)
     abstains(last, task, "budget", "e-3")
     assert isinstance(reply_of(house.site("alpha", "e-3", max_experiments=3), task), Update)
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("bound", [{"max_epsilon": 20.0}, {"max_experiments": 2}])
-def test_bounds_hold_for_experiments_that_run_at_once(bound: dict[str, Any], house: House) -> None:
-    """Four processes train at the same time, and all have passed the check before any has written."""
-    task, children = house.task(), []
-    reading, writing = os.pipe()
-    for number in range(4):
-        child = os.fork()
-        if not child:
-            torch.set_num_threads(1)
-            site = house.site("alpha", f"e-{number}", **bound)
-            real = site._perform
-
-            def late(*given: Any, real: Any = real) -> Any:
-                answer = real(*given)
-                os.write(writing, b"x")
-                while not (house.federation.folder / "go").exists():
-                    pass
-                return answer
-
-            site._perform = late  # type: ignore[method-assign]
-            os._exit(isinstance(reply_of(site, task), Update))
-        children.append(child)
-    for _ in children:
-        os.read(reading, 1)
-    (house.federation.folder / "go").touch()
-    answered = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert answered == 2
-    spent = Ledger(house.ledger(), house.site("alpha", "x").config.privacy).spent()
-    assert (spent.updates, spent.epsilon, spent.missing) == (2, 15.5, 0)

@@ -99,9 +99,15 @@ def test_a_release_is_written_once_and_read_by_another_process(tmp_path: Path) -
 
 
 @pytest.mark.complete
-def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "answers"),
+    [({"max_figures": 70}, 70), ({"max_experiments": 2}, 50), ({"max_epsilon": 10.0}, 4)],
+)
+def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(
+    budget: dict[str, float], answers: int, tmp_path: Path
+) -> None:
     ledger(tmp_path)
-    limits = LIMITS.model_copy(update={"max_figures": 70})
+    limits = LIMITS.model_copy(update=budget)
     children = []
     for job in range(4):
         child = os.fork()
@@ -116,8 +122,8 @@ def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path)
             os._exit(kept)
         children.append(child)
     kept = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert kept == 70
-    assert tally_of(ledger(tmp_path).releases()).figures == {"A": 70}
+    assert kept == answers
+    assert tally_of(ledger(tmp_path).releases()).figures == {"A": answers}
 
 
 def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break(tmp_path: Path) -> None:
