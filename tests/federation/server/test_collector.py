@@ -149,6 +149,7 @@ def test_beyond_its_limit_updates_wait_on_disk_and_come_back_the_same(
             open_round(collector, number)
             for site, value in zip(SITES, (1.0, 2.0, 3.0), strict=True):
                 collector.receive(site, update(number, value))
+            assert {len(held.shared) for held in collector.answers.values()} == {0}
             on_disk = sorted(path.name for path in (tmp_path / "spool").glob("*"))
             assert on_disk == [f"{site}.safetensors" for site in SITES[limit // SIZE :]]
             collector.close({})

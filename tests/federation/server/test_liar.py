@@ -67,6 +67,8 @@ def negative(name: str, tensor: Tensor) -> Tensor:
 LIES: dict[str, tuple[type[Any], Callable[[Any], Packed]]] = {
     "clip without noise": (SiteInfo, with_fields(protection={"clip": 1.0})),
     "noise of 1e-300": (SiteInfo, with_fields(protection={"clip": 1.0, "noise": 1e-300, "delta": 1e-5})),
+    "delta of 2": (SiteInfo, with_fields(protection={"clip": 1.0, "noise": 1.0, "delta": 2.0})),
+    "a million threads": (SiteInfo, with_fields(threads=10**6)),
     "4 MiB of type": (SiteInfo, with_fields(type="\x1b[2K" * 10**6)),
     "nan": (Update, of_tensors(lambda _, t: torch.full_like(t, float("nan")))),
     "another shape": (Update, of_tensors(lambda _, t: t[..., None])),
@@ -84,6 +86,7 @@ LIES: dict[str, tuple[type[Any], Callable[[Any], Packed]]] = {
     "a billion and one images": (Update, with_metrics(n=10**9 + 1)),
     "an AUROC of 2": (Update, of_mass(auroc=2.0)),
     "a negative count": (Update, of_mass(positives=-1)),
+    "a recall of -1": (Update, of_mass(recall=-1.0)),
     "an accuracy of 1e300": (Update, with_metrics(overall={"accuracy": 1e300})),
     # These are in their range, but the sum over the sites is in none that one site may send.
     "a test loss of 1.7e308": (Evaluation, with_metrics(loss=1.7e308)),

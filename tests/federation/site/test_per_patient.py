@@ -26,6 +26,7 @@ from suture.federation.state_files import EXPERIMENTS
 from suture.learning.dp_sgd import gaussian
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
+from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.privacy.differential_privacy import Mechanism, compose
 from suture.protocol.messages import Abstain, TaskData, Update
@@ -316,6 +317,13 @@ def test_a_class_aware_phase_is_refused(clinic: Any) -> None:
     site = clinic(replace(PLAIN, local=LocalTraining(batch_size=4, sampling="class_aware"))).site()
     with refused("shuffled", by=ConfigError):
         mechanism_of_round(site.plan, site.config, 2, 1, 20)
+
+
+@pytest.mark.complete
+def test_a_personal_head_is_protected_too(clinic: Any) -> None:
+    own = clinic(PersonalisedFL(local=PLAIN.local, batch_norm="frozen"), rounds=1)
+    own.federation.run("one")
+    assert [line["steps"] > 0 for line in own.lines() if line["task"] == "train"] == [True]
 
 
 @pytest.mark.parametrize(
