@@ -47,6 +47,15 @@ def run(federation: Any, out: str = "run", change: Change = honest) -> Server:
     return server
 
 
+def limited(federation: Any, *who: str, **privacy: Any) -> Any:
+    """The federation, some of whose sites, or all, have other keys under [privacy]."""
+    for name in who or tuple(federation.configs):
+        config = federation.configs[name]
+        own = config.privacy.model_copy(update=privacy)
+        federation.configs[name] = config.model_copy(update={"privacy": own})
+    return federation
+
+
 def begun(federation: Any, out: str = "run") -> tuple[Server, dict[str, Site], dict[str, TaskData]]:
     """A server that has sent round 1, its sites, and what they were sent."""
     server, sites = federation.server(out), federation.sites(out)

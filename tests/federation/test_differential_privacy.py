@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parties import (
     METHOD,
+    limited,
     record,
 )
 
 from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError
-from suture.core.privacy import PrivacyConfig
 from suture.learning.dp_sgd import gaussian
 from suture.learning.training import NonFiniteLoss
 from suture.privacy.differential_privacy import (
@@ -243,10 +243,7 @@ def test_the_report_says_what_the_sites_state() -> None:
 
 @pytest.mark.complete
 def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:
-    federation = tiny(METHOD)
-    config, privacy = federation.configs["alpha"], PrivacyConfig(clip=1e-6, min_count=0, min_loss=0)
-    federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
-    server = federation.run()
+    server = limited(tiny(METHOD), "alpha", clip=1e-6).run()
     protection = {"alpha": {"clip": 1e-6, "noise": 0.0, "delta": 1e-5}}
     assert record(server, "run.json")["protection"] == protection
     note, other = noted(server)

@@ -14,6 +14,7 @@ import torch
 from parties import (
     METHOD,
     events,
+    limited,
     record,
     run,
 )
@@ -43,12 +44,7 @@ DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
 
 def decided(tiny: Any, n: int = 60, limits: dict[str, int] | None = None, **schedule: Any) -> Any:
     """A federation that decides, with limits of its sites."""
-    federation = tiny(METHOD, n=n, **{"decision": DECISION, **schedule})
-    privacy = {"min_count": 0, "min_loss": 0} | (limits or {})
-    for name, config in federation.configs.items():
-        changed = config.privacy.model_copy(update=privacy)
-        federation.configs[name] = config.model_copy(update={"privacy": changed})
-    return federation
+    return limited(tiny(METHOD, n=n, **{"decision": DECISION, **schedule}), **(limits or {}))
 
 
 def counted(federation: Any) -> tuple[Server, dict[str, Scores]]:

@@ -17,6 +17,7 @@ from parties import (
     abstains,
     complaint,
     honest,
+    limited,
     lines,
     run,
     says,
@@ -115,10 +116,7 @@ def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
 
 @pytest.mark.complete
 def test_a_site_can_demand_it(tiny: Any) -> None:
-    federation = tiny(METHOD, FOUR, **ONE_ROUND, min_sites=1)
-    own = federation.configs["alpha"]
-    strict = own.model_copy(update={"privacy": own.privacy.model_copy(update={"secure_aggregation": True})})
-    federation = replace(federation, configs=federation.configs | {"alpha": strict})
+    federation = limited(tiny(METHOD, FOUR, **ONE_ROUND, min_sites=1), "alpha", secure_aggregation=True)
     assert "alpha" not in run(federation, "plain").registry.members
     for task in ("handshake", "train", "calibrate", "evaluate", "mask"):
         site = federation.sites("plain")["alpha"]

@@ -11,6 +11,7 @@ from parties import (
     abstains,
     first_task,
     history,
+    limited,
     lines,
 )
 
@@ -82,11 +83,7 @@ class Clinic:
 @pytest.fixture
 def clinic(tiny: Any) -> Any:
     def make(method: Any = PLAIN, rounds: int = 2, **privacy: Any) -> Clinic:
-        federation = tiny(method, ALPHA, rounds=rounds)
-        config = federation.configs["alpha"]
-        own = config.privacy.model_copy(update=EPSILON | privacy)
-        federation.configs["alpha"] = config.model_copy(update={"privacy": own})
-        return Clinic(federation)
+        return Clinic(limited(tiny(method, ALPHA, rounds=rounds), **(EPSILON | privacy)))
 
     return make
 

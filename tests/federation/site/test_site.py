@@ -14,6 +14,7 @@ from parties import (
     begun,
     complaint,
     first_task,
+    limited,
 )
 
 from one_step import equal
@@ -247,10 +248,7 @@ def test_a_training_loss_over_too_few_samples_is_withheld(method: Any, samples: 
     """All that a site trains on, what its few steps can have seen, or half a batch; the rest is the same."""
     updates = []
     for least in (samples, samples + 1):
-        federation = tiny(method)
-        config = federation.configs["alpha"]
-        privacy = config.privacy.model_copy(update={"min_loss": least})
-        federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
+        federation = limited(tiny(method), "alpha", min_loss=least)
         server, sites, tasks = begun(federation, f"over-{least}")
         updates.append(reply_of(sites["alpha"], tasks["alpha"]))
         server.collector.receive("alpha", pack(updates[-1]))
