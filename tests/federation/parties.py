@@ -20,7 +20,6 @@ from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import Packed, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
-
 Change = Callable[[str, TaskData, Packed], Packed | None]
 
 

@@ -8,13 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    begun,
-    history,
-    record,
-    task_in,
-)
+from parties import METHOD, begun, history, limited, record, task_in
 from torch import Tensor
 
 from federated import same
@@ -42,8 +36,6 @@ from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, str
 from suture.protocol.messages import TaskData, Update, align_rows
 
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
-
-
 PAIRS = (CLASSES, CLASSES, 2)
 
 
@@ -212,9 +204,7 @@ def test_classes_below_the_smallest_count_are_sent_as_zeros(tiny: Any) -> None:
     for i, row in enumerate(row for row in rows if row[2] == "train"):
         row[3:] = [str(int(i < 9)), str(int(i == 0))]
     table.write_text("\n".join(",".join(row) for row in (header, *rows)) + "\n")
-    path = table.parent / "suture.toml"
-    path.write_text(path.read_text().replace("min_count = 0", "min_count = 5"))
-    model = tiny(PLAIN, rounds=1).run().model
+    model = limited(tiny(PLAIN, rounds=1), "alpha", min_count=5).run().model
     alpha = next(update for update in Pairs.walks[0] if update.labels == ("Mass", "Nodule"))
     assert alpha.channels["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
     # gamma alone counts in the mean of Nodule beside Mass.

@@ -8,14 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    abstains,
-    begun,
-    exported,
-    run,
-    says,
-)
+from parties import METHOD, abstains, begun, exported, limited, run, says
 from torch import Tensor
 
 from between import Between
@@ -27,14 +20,7 @@ from suture.federation.loop import federate
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import (
-    About,
-    ClassFacts,
-    GlobalModel,
-    LabelStatistics,
-    LabelUse,
-    hyperparameters,
-)
+from suture.methods.base import About, ClassFacts, GlobalModel, LabelStatistics, LabelUse, hyperparameters
 from suture.models.classifier import Layout
 from suture.privacy.differential_privacy import Noise
 from suture.protocol.check import check_reply
@@ -50,10 +36,9 @@ SCAFFOLD = Scaffold(local=LocalTraining(lr=0.05, batch_size=8, optimiser="sgd", 
 
 
 def test_a_site_with_noise_takes_no_part_in_what_noise_does_not_cover(tiny: Any) -> None:
-    path = tiny(SCAFFOLD).configs["alpha"].data.table.parent / "suture.toml"
-    path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
+    site = limited(tiny(SCAFFOLD), "alpha", clip=1.0, noise=0.5).sites()["alpha"]
     for task in (TaskData("handshake"), TaskData("train", 1)):
-        abstains(tiny(SCAFFOLD).sites()["alpha"], task, "configuration", "change")
+        abstains(site, task, "configuration", "change")
     update = Update(1, (), {}, {}, ones(()), channels={"change/w": torch.ones(2)})
     with refused("change/w", by=ConfigError):
         Noise(1.0, 0.5).apply(update, TaskData("train", 1))

@@ -14,11 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from parties import (
-    METHOD,
-    limited,
-    record,
-)
+from parties import METHOD, limited, record
 
 from hypothesis_profiles import examples
 from noted import noted

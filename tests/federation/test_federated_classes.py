@@ -37,8 +37,6 @@ from suture_synthetic.method_checks import subject_of
 from world import refused
 
 OWN = {"alpha": ("Hernia", "Fibrosis"), "beta": ("Fibrosis", "Nodule"), "server": ("Fibrosis", "Nodule")}
-
-
 FIBROSIS = "I10C:J84.10"
 
 
@@ -288,10 +286,7 @@ ATLAS = """\
 "Zebra Sign" = ["Walrus Sign"]
 """
 
-
 TREE = {"alpha": ("Lung Opacity", "Zebra Sign"), "beta": ("Consolidation", "Quokka Shadow")}
-
-
 FOREIGN = {"alpha": ("consolidation", "quokka"), "beta": ("zebra", "walrus")}
 """Names that are neither of the site's classes nor of their ancestors; in lower case."""
 

@@ -11,13 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from parties import (
-    METHOD,
-    events,
-    limited,
-    record,
-    run,
-)
+from parties import METHOD, events, limited, record, run
 from torch import Tensor
 
 from between import Between
@@ -37,8 +31,6 @@ from suture_results.report import render_report
 from world import refused
 
 MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
-
-
 DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
 
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    history,
-    record,
-)
+from parties import METHOD, history, record
 from torch import Tensor
 
 from suture.core.errors import ConfigError

@@ -12,16 +12,7 @@ from typing import Any
 import pytest
 import torch
 from masked import FOUR, SAME, furthest, plain, secured
-from parties import (
-    METHOD,
-    abstains,
-    complaint,
-    honest,
-    limited,
-    lines,
-    run,
-    says,
-)
+from parties import METHOD, abstains, complaint, honest, limited, lines, run, says
 
 from between import Between
 from suture.core.errors import FederationError, InUse

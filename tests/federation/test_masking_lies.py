@@ -11,12 +11,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from masked import BOTH, FOUR, SAME, accepted, furthest, plain, secured
-from parties import (
-    METHOD,
-    history,
-    honest,
-    run,
-)
+from parties import METHOD, history, honest, run
 
 from between import Between
 from hypothesis_profiles import examples
@@ -247,7 +242,6 @@ def test_an_update_that_is_none_ends_the_run_and_keeps_the_model(
 
 
 TEXTS = st.text("0123456789abcdef", max_size=300).map(lambda text: text[: len(text) // 2 * 2])
-
 
 WRONG = {
     "certificate": st.sampled_from(["", "00" * 32, "ab" * 32, "-----BEGIN CERTIFICATE-----"]),

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 import torch
 from masked import BOTH, secured
-from parties import (
-    METHOD,
-    complaint,
-    run,
-)
+from parties import METHOD, complaint, run
 
 from suture.core.errors import FederationError
 from suture.federation.server.checks import check_same_classes

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import (
-    history,
-    record,
-)
+from parties import history, record
 from PIL import Image
 
 from rounds import reply_of
@@ -26,10 +23,7 @@ from suture_results.saved_models import evaluate
 from world import refused, site_config, write_table
 
 pytestmark = pytest.mark.complete
-
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
-
-
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
 
 

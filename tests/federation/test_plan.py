@@ -197,8 +197,6 @@ def test_a_federation_starts_from_the_folder_of_the_server_and_its_model_needs_n
 
 
 LEAD = Submitter("lead@a.org", "a")
-
-
 OTHER = Submitter("lead@b.org", "b")
 
 

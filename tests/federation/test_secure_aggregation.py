@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import torch
 from masked import BOTH, FOUR, SAME, accepted, furthest, plain, secured
-from parties import (
-    METHOD,
-    Change,
-    events,
-    history,
-    honest,
-    run,
-)
+from parties import METHOD, Change, events, history, honest, run
 
 from between import Between
 from noted import noted

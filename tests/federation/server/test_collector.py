@@ -37,11 +37,7 @@ from suture.protocol.packing import Packed, pack
 from world import refused
 
 SITES = ("a", "b", "c")
-
-
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
-
-
 SIZE = 16
 """Of an update: two numbers of float32 and a class weight of float64."""
 

@@ -8,11 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from parties import (
-    METHOD,
-    history,
-    record,
-)
+from parties import METHOD, history, record
 
 from federated import same
 from noted import noted
@@ -70,12 +66,10 @@ def test_frozen_norm_is_fixed_and_nothing_is_lost() -> None:
 
 LABELS = ("Edema", "Mass", "Nodule", "Pleural Effusion")
 
-
 SITES = {
     "a": SiteInfo(("Effusion", "Mass"), {"train": 7, "test": 2}, 1, "code"),
     "b": SiteInfo(("Nodule", "Edema"), {"test": 2}, 1, "code"),
 }
-
 
 VALUE = Channel("value", "facts", (CLASSES,))
 

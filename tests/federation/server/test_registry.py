@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    events,
-    exported,
-    run,
-    says,
-)
+from parties import METHOD, events, exported, run, says
 
 from steps import steps
 from suture.core import labels
@@ -39,13 +33,8 @@ from world import refused
 PTX, OTHER = "SCT:36118008", "SCT:16838000"
 """Codes of built-in classes: Pneumothorax and Pneumomediastinum."""
 
-
 ONE, TWO, THREE = "RADLEX:RID1", "RADLEX:RID2", "RADLEX:RID3"
-
-
 ICD_A, ICD_B = "I10:Q10", "I10:Q11"
-
-
 CODED = "I10C:J93.83"
 """A code that the vocabulary does not have, of Pneumothorax at some sites."""
 

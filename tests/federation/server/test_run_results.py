@@ -272,10 +272,7 @@ def test_it_holds_the_truth_about_as_often_as_it_says() -> None:
 
 
 LABELS = ("Edema", "Hernia", "Mass", "Nodule")
-
-
 OWNERS = {"Edema": ("a", "b"), "Hernia": ("a",), "Mass": ("b",), "Nodule": ("a", "b")}
-
 
 SCORES = {
     "Edema": ClassScore(0.9, 0.8, 0.95, 10, 90),

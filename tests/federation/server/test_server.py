@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    complaint,
-    exported,
-    history,
-    record,
-    run,
-)
+from parties import METHOD, complaint, exported, history, record, run
 
 from between import Between
 from noted import noted

@@ -273,8 +273,6 @@ def test_rows_of_classes_are_compared_by_name() -> None:
 
 
 SITES = dict.fromkeys(("alpha", "beta", "delta", "epsilon", "gamma"), ("Mass", "Nodule"))
-
-
 HARDLY = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8), batch_norm="frozen")
 
 
@@ -320,7 +318,6 @@ FOUR = {
     "delta": ("Hernia", "Mass"),
     "gamma": ("Hernia", "Mass", "Nodule"),
 }
-
 
 SEVEN = dict.fromkeys(("alpha", "beta", "delta", "eps", "eta", "gamma", "zeta"), ("Mass", "Nodule"))
 

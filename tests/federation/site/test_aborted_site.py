@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-)
+from parties import METHOD
 from torch.nn.modules.module import register_module_forward_hook
 
 from rounds import conformant, context_of
@@ -28,11 +26,7 @@ from suture.models.classifier import Classifier
 from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16, weights="random")
-
-
 TRAINING = sorted(name for name, kind in METHODS.items() if not kind.about.local_only)
-
-
 STEP = 4
 """Passes of a step at most: a method may compare the model with a teacher, on several views of a batch."""
 

@@ -58,7 +58,6 @@ def without_chain(line: str) -> str:
 
 PLAIN = {"after", "salt"}
 
-
 TAMPERED = {
     "rolled back": lambda lines: lines[:3],
     "by one line": lambda lines: lines[:-1],

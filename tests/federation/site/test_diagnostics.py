@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parties import (
-    METHOD,
-    lines,
-    run,
-)
+from parties import METHOD, lines, run
 
 from official import write_nih
 from one_step import equal
@@ -36,13 +32,8 @@ from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching
 
 LABELS = LabelSet(("Edema", "Mass"))
-
-
 NAMES = ("0.png", "1.png", "2.png", "3.png")
-
-
 TRUTH = np.array([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=np.float32)
-
 
 LSM = FedLSM(
     local=LocalTraining(lr=1e-2, iterations=3, batch_size=8),

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    abstains,
-    first_task,
-    history,
-    limited,
-    lines,
-)
+from parties import abstains, first_task, history, limited, lines
 
 from noted import noted
 from rounds import configured, reply_of
@@ -35,8 +29,6 @@ from suture_admin.ledger import state_of
 from world import refused
 
 ALPHA = {"alpha": ("Mass", "Nodule")}
-
-
 EPSILON = {"epsilon": 8.0, "clip": 1.0, "min_count": 0, "min_loss": 0}
 
 

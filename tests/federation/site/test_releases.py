@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    abstains,
-    begun,
-    exported,
-    first_task,
-    history,
-    lines,
-)
+from parties import METHOD, abstains, begun, exported, first_task, history, lines
 from torch import Tensor
 
 from rounds import configured, reply_of

@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from parties import (
-    METHOD,
-    abstains,
-    begun,
-    complaint,
-    first_task,
-    limited,
-)
+from parties import METHOD, abstains, begun, complaint, first_task, limited
 
 from one_step import equal
 from rounds import configured, reply_of

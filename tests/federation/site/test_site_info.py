@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parties import (
-    METHOD,
-    abstains,
-)
+from parties import METHOD, abstains
 
 from rounds import reply_of
 from suture.core.files import FolderLock
