@@ -155,10 +155,7 @@ def test_global_and_local_models_side_by_side() -> None:
         "b": ({"n": 90, "accuracy": 0.7}, {"n": 90, "accuracy": 0.8}),
     }
     found = local_and_global(sites)
-    assert found["sites"]["a"] == {
-        "global": {"n": 10, "accuracy": 0.5},
-        "local": {"n": 10, "accuracy": 0.9},
-    }
+    assert found["sites"]["a"] == {"global": {"n": 10, "accuracy": 0.5}, "local": {"n": 10, "accuracy": 0.9}}
     assert found["mean"]["global"] == {"accuracy": pytest.approx(0.6)}
     assert found["mean"]["local"] == {"accuracy": pytest.approx(0.85)}
     assert local_and_global({}) == {}

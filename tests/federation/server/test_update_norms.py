@@ -169,8 +169,7 @@ def lose(since: int) -> Change:
 
 @pytest.mark.complete
 @pytest.mark.parametrize(
-    ("name", "factor", "since"),
-    [("surgical", 1e3, 2), ("metafl", 1e3, 2), ("surgical", 1e5, 1)],
+    ("name", "factor", "since"), [("surgical", 1e3, 2), ("metafl", 1e3, 2), ("surgical", 1e5, 1)]
 )
 def test_an_update_a_thousand_times_too_large_costs_itself_alone(
     name: str, factor: float, since: int, tiny: Any

@@ -49,10 +49,7 @@ def diagnostics(folder: Path, order: list[int]) -> Diagnostics:
     truth = write_site(folder, table, LABELS, "truth.csv")
     own = LabelSet(("Edema",))
     data = HospitalConfig(
-        root=table.root,
-        table=write_site(folder, table, own),
-        labels=own.names,
-        truth=truth,
+        root=table.root, table=write_site(folder, table, own), labels=own.names, truth=truth
     )
     train = Samples({}, torch.from_numpy(TRUTH[:, :1]), people, NAMES)
     return Diagnostics("a", SiteConfig(data=data), train, folder / "state")
