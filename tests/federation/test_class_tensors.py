@@ -1,43 +1,40 @@
-"""Tensors of classes, up and down, by name on both axes; the head that predicts; updates read twice."""
+"""Tensors of classes and of the model's form, up and down, by name, and the head that predicts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from parties import METHOD, begun, history, limited, record, task_in
 from torch import Tensor
 
+from federated import same
+from one_step import equal
 from rounds import reply_of
-from suture.core.errors import RejectedUpdate
-from suture.core.labels import LabelType
+from strangers.scaffold import Scaffold
 from suture.federation.loop import Loop
-from suture.federation.server import collector
 from suture.federation.server.global_model import read_model
-from suture.federation.server.record import what_leaves
-from suture.federation.server.server import Server
+from suture.federation.server.norms import Measure
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, WeightedMean
-from suture.methods.base import About, GlobalModel, LabelUse, LabelView, Method, RoundContext, hyperparameters
+from suture.methods.base import (
+    About,
+    GlobalModel,
+    LabelUse,
+    LabelView,
+    RoundContext,
+    hyperparameters,
+    layout_of,
+)
 from suture.methods.fedavg import FedAvg
-from suture.methods.source import code_hash
 from suture.models.classifier import Layout
 from suture.models.saved import load_model
-from suture.protocol.check import check_reply
-from suture.protocol.egress import CLASSES, Channel, Egress, list_declared
-from suture.protocol.messages import Abstain, TaskData, Update, align_rows
-from suture.protocol.packing import Packed, unpack
-from suture_papers.missing_labels.fedmlp import FedMLP
-from suture_papers.rare_classes.creff import CReFF
-from suture_synthetic import method_checks as checks
-from suture_synthetic.method_checks import SMALL, subject_of
-from suture_synthetic.trial import Trial
+from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, strip_prefix
+from suture.protocol.messages import TaskData, Update, align_rows
 
-LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
 PAIRS = (CLASSES, CLASSES, 2)
 
@@ -79,21 +76,10 @@ class Pairs(LocalAveraging):
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         mean = WeightedMean(previous.labels, {}, previous.channels)
         self.walks.append(list(updates))
-        self.walks.append(list(updates))
         for update in updates:
             pairs = align_rows(update.channels["pairs"], update.labels, previous.labels, axis=1)
             mean.add_rows(update.labels, {"pairs": pairs}, pairs.flatten(1).any(dim=1))
         return replace(super().aggregate(previous, updates, ctx), channels=mean.head())
-
-
-@hyperparameters
-class Careless(Pairs):
-    """It sends what it has of every class, however few images there are."""
-
-    def train(
-        self, site: SiteContext, received: TaskData, round_: LocalRound
-    ) -> tuple[Update, dict[str, Tensor]]:
-        return super().train(replace(site, min_count=0), received, round_)
 
 
 @pytest.fixture(autouse=True)
@@ -102,29 +88,17 @@ def no_memory() -> None:
     Pairs.walks.clear()
 
 
-@pytest.fixture
-def federation(tiny: Any) -> Any:
-    """`tiny`, for a method of this file."""
-
-    def make(method: Method, *settings: Any, **more: Any) -> Any:
-        made = tiny(method, *settings, **more)
-        made.plan = replace(made.plan, code=code_hash(type(method)))
-        return made
-
-    return make
-
-
-def spelt(federation: Any, **more: Any) -> Any:
+def spelt(tiny: Any, **more: Any) -> Any:
     """A federation in which beta calls the Hernia by another name, and every site has another order."""
     labels = {
         "alpha": ("Mass", "Nodule"),
         "beta": ("Nodule", "Zwerchfellbruch"),
         "gamma": ("Nodule", "Fibrosis"),
     }
-    table = federation(Pairs(), {**labels, "beta": ("Nodule", "Hernia")}).configs["beta"].data.table
+    table = tiny(Pairs(), {**labels, "beta": ("Nodule", "Hernia")}).configs["beta"].data.table
     table.write_text(table.read_text().replace("Hernia", "Zwerchfellbruch"))
-    method = Pairs(local=LOCAL, view=more.pop("view", "own"))
-    return federation(method, labels, label_map={"Zwerchfellbruch": "Hernia"}, **more)
+    method = Pairs(local=METHOD.local, view=more.pop("view", "own"))
+    return tiny(method, labels, label_map={"Zwerchfellbruch": "Hernia"}, **more)
 
 
 def check_pairs(pairs: Tensor, labels: tuple[str, ...]) -> None:
@@ -139,21 +113,25 @@ def check_pairs(pairs: Tensor, labels: tuple[str, ...]) -> None:
                 assert (share, code) == (0, 0)
 
 
+PLAIN = Pairs(local=METHOD.local)
+SCAFFOLD = Scaffold(local=LocalTraining(lr=0.05, batch_size=8, optimiser="sgd", momentum=0.0))
+EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
+TWO = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
+
+
 @pytest.mark.complete
 @pytest.mark.parametrize("view", ["own", "all"])
-def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
-    small = spelt(federation, view=view)
+def test_both_axes_go_up_and_down_by_name(view: str, tiny: Any) -> None:
+    small = spelt(tiny, view=view)
     server = small.run()
-    every = ("Fibrosis", "Hernia", "Mass", "Nodule")
     # With its own view a site sends pairs of its classes; with that of all, only its images say which it has.
-    assert server.model.labels == every
-    check_pairs(server.model.channels["pairs"], every)
+    assert server.model.labels == EVERY
+    check_pairs(server.model.channels["pairs"], EVERY)
     # Nodule is of three sites, each with one other class.
     assert server.model.channels["pairs"][3, :, 0].tolist() == pytest.approx([1 / 3] * 3 + [1])
     first, second = Pairs.received[:3], Pairs.received[3:]
     assert [site for site, _ in first] == [site for site, _ in second] == ["alpha", "beta", "gamma"]
-    for _, payload in first:
-        assert not payload.channels["pairs"].any()
+    assert not any(payload.channels["pairs"].any() for _, payload in first)
     for site, payload in second:
         own = small.sites()[site].trainer.data[0].names
         assert sorted(payload.labels) == sorted(own) if view == "own" else set(own) < set(payload.labels)
@@ -169,224 +147,125 @@ def test_by_name_by_hand() -> None:
 
 
 @pytest.mark.complete
-def test_a_class_that_joins_begins_with_zeros_on_both_axes(federation: Any) -> None:
-    two = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
-    before = federation(Pairs(local=LOCAL), two, rounds=1).run().model
-    small = federation(Pairs(local=LOCAL), {**two, "gamma": ("Nodule", "Fibrosis")})
+@pytest.mark.parametrize("method", [PLAIN, SCAFFOLD], ids=["classes", "model"])
+def test_a_class_that_joins_begins_with_zeros(method: Any, tiny: Any) -> None:
+    """On both axes of a tensor of classes, and in the rows of one of the model's form."""
+    before = tiny(method, TWO, rounds=1).run().model
+    small = tiny(method, {**TWO, "gamma": ("Nodule", "Fibrosis")}, rounds=2)
     server, loop = small.server(), Loop(small.sites())
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
-    assert (before.labels, server.model.labels) == (
-        ("Hernia", "Mass", "Nodule"),
-        ("Fibrosis", "Hernia", "Mass", "Nodule"),
-    )
-    pairs = server.model.channels["pairs"]
-    assert torch.equal(pairs[1:, 1:], before.channels["pairs"])
-    assert not pairs[0].any()
-    assert not pairs[:, 0].any()
+    assert (before.labels, server.model.labels) == (EVERY[1:], EVERY)
+    for name, tensor in server.model.channels.items():
+        held = before.channels[name]
+        axes = [axis for axis, n in enumerate(tensor.shape) if n != held.shape[axis]]
+        kept, joined = tensor, []
+        for axis in axes:
+            joined.append(kept.narrow(axis, 0, 1))
+            kept = kept.narrow(axis, 1, kept.shape[axis] - 1)
+        assert torch.equal(kept, held)
+        assert not any(rows.any() for rows in joined)
+        assert len(axes) == (2 if name == "pairs" else name.partition("/")[2] in server.model.head)
+    server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+    assert server.round == 2
 
 
 @pytest.mark.complete
-def test_a_continued_federation_equals_a_whole_one(federation: Any) -> None:
-    federation(Pairs(local=LOCAL), rounds=1).run()
-    server, whole = (federation(Pairs(local=LOCAL), rounds=2).run(out) for out in ("run", "whole"))
+@pytest.mark.parametrize("method", [PLAIN, SCAFFOLD], ids=["classes", "model"])
+def test_a_continued_federation_equals_a_whole_one(method: Any, tiny: Any) -> None:
+    tiny(method, rounds=1).run()
+    server, whole = (tiny(method, rounds=2).run(out) for out in ("run", "whole"))
     assert (server.round, len(server.record.run["labels"])) == (2, 4)
-    assert torch.equal(server.model.channels["pairs"], whole.model.channels["pairs"])
-    assert whole.model.channels["pairs"].any()
     stored = read_model(server.states.newest()[1], server.plan, "")  # type: ignore[index]
-    assert torch.equal(stored.channels["pairs"], server.model.channels["pairs"])
+    for group in ("shared", "head", "channels"):
+        assert equal(getattr(server.model, group), getattr(whole.model, group))
+        assert equal(getattr(stored, group), getattr(whole.model, group))
+    assert stored.buffers == server.model.buffers
+    assert all(tensor.any() for tensor in whole.model.channels.values())
 
 
 @pytest.mark.complete
-def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
+def test_a_class_that_nobody_sends_keeps_its_tensor(tiny: Any) -> None:
     """No image of beta has a Hernia any more: its pairs stay, and are no NaN."""
-    federation(Pairs(local=LOCAL), rounds=1).run()
-    small = federation(Pairs(local=LOCAL), rounds=2)
+    tiny(PLAIN, rounds=1).run()
+    small = tiny(PLAIN, rounds=2)
     table = small.configs["beta"].data.table
     header, *rows = table.read_text().splitlines()
     table.write_text("\n".join([header, *(row.rsplit(",", 1)[0] + ",0" for row in rows)]) + "\n")
-    model = small.run().model
-    hernia = model.labels.index("Hernia")
-    kept = model.channels["pairs"][hernia]
-    assert kept[hernia].tolist() == [1, 22]
-    assert bool(torch.isfinite(model.channels["pairs"]).all())
-
-
-def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[str, TaskData]]:
-    """A server that has sent round 1, its sites, and what they were sent."""
-    small = federation(Pairs(local=LOCAL), **more)
-    server, sites = small.server(), small.sites()
-    loop = Loop(sites)
-    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
-    return server, sites, {name: _payload(packed) for name, packed in server.assign().items()}
-
-
-def _payload(packed: Packed) -> TaskData:
-    message = unpack(packed)
-    assert isinstance(message, TaskData)
-    return message
-
-
-@pytest.mark.parametrize(
-    ("tensors", "why"),
-    [
-        ({"pairs": torch.ones(2, 4, 2)}, r"channels/pairs has shape \(2, 4, 2\) instead of \(2, 2, 2\)"),
-        ({"pairs": torch.ones(3, 2, 2)}, r"has shape \(3, 2, 2\) instead of \(2, 2, 2\)"),
-        ({"pairs": torch.ones(2, 2, 2, dtype=torch.float64)}, "is torch.float64 instead of torch.float32"),
-        ({"pairs": torch.full((2, 2, 2), torch.inf)}, "channels/pairs is not finite"),
-        ({"pairs": torch.full((2, 2, 2), torch.nan)}, "channels/pairs is not finite"),
-        ({}, "channels/pairs is missing"),
-        ({"pairs": torch.ones(2, 2, 2), "more": torch.ones(2)}, "channels/more was not declared"),
-    ],
-)
-def test_the_sites_filter_and_the_server_refuse_another_form(
-    tensors: Mapping[str, Tensor], why: str, federation: Any
-) -> None:
-    server, sites, payloads = begun(federation)
-    site, task = sites["alpha"], payloads["alpha"]
-    update = reply_of(site, task)
-    expected = (site.answer(task).allowed, server.collector._allowed["alpha"])
-    for one in expected:
-        check_reply(update, one)
-        with pytest.raises(RejectedUpdate, match=why):
-            check_reply(replace(update, channels=tensors), one)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "why"),
-    [
-        ({"pairs": torch.ones(2, 1, 2)}, "pairs of round 1 is (2, 1, 2) torch.float32 instead of (2, 2, 2) "),
-        ({}, "pairs of round 1 is missing instead of (2, 2, 2) torch.float32; run the same version"),
-    ],
-)
-def test_a_site_trains_on_no_tensors_of_another_form(
-    tensors: Mapping[str, Tensor], why: str, federation: Any
-) -> None:
-    _, sites, payloads = begun(federation)
-    answer = reply_of(sites["alpha"], replace(payloads["alpha"], channels=tensors))
-    assert isinstance(answer, Abstain)
-    assert (answer.reason, answer.error) == ("configuration", "ConfigError")
-    assert why in (sites["alpha"].folder / "errors.jsonl").read_text()
+    pairs = small.run().model.channels["pairs"]
+    assert pairs[1, 1].tolist() == [1, 22]
+    assert bool(torch.isfinite(pairs).all())
 
 
 @pytest.mark.complete
-def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
-    path = federation(Pairs()).configs["alpha"].data.table.parent / "suture.toml"
-    path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
-    small = federation(Pairs(local=LOCAL))
-    site = small.sites()["alpha"]
-    for task in (TaskData("handshake"), TaskData("train", 1)):
-        answer = reply_of(site, task)
-        assert isinstance(answer, Abstain)
-        assert answer.reason == "configuration"
-    log = (site.folder / "errors.jsonl").read_text()
-    assert "clip and noise do not cover pairs, which Pairs sends" in log
-
-
-@pytest.mark.complete
-def test_classes_below_the_smallest_count_are_sent_as_zeros(federation: Any) -> None:
+def test_classes_below_the_smallest_count_are_sent_as_zeros(tiny: Any) -> None:
     """alpha has 9 training images with a Mass, and one with a Nodule."""
-    small = federation(Pairs(local=LOCAL))
-    table = small.configs["alpha"].data.table
+    table = tiny(PLAIN).configs["alpha"].data.table
     header, *rows = (line.split(",") for line in table.read_text().splitlines())
-    trained = [row for row in rows if row[2] == "train"]
-    for i, row in enumerate(trained):
+    for i, row in enumerate(row for row in rows if row[2] == "train"):
         row[3:] = [str(int(i < 9)), str(int(i == 0))]
     table.write_text("\n".join(",".join(row) for row in (header, *rows)) + "\n")
-    path = table.parent / "suture.toml"
-    path.write_text(path.read_text().replace("min_count = 0", "min_count = 5"))
-    model = federation(Pairs(local=LOCAL), rounds=1).run().model
-    nodule, mass = (model.labels.index(name) for name in ("Nodule", "Mass"))
-    alpha, _ = next((u, None) for u in Pairs.walks[0] if u.labels == ("Mass", "Nodule"))
+    model = limited(tiny(PLAIN, rounds=1), "alpha", min_count=5).run().model
+    alpha = next(update for update in Pairs.walks[0] if update.labels == ("Mass", "Nodule"))
     assert alpha.channels["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
     # gamma alone counts in the mean of Nodule beside Mass.
-    assert model.channels["pairs"][nodule, mass].tolist() == [
-        pytest.approx(1 / 2),
-        pytest.approx(43 / 2),
-    ]
+    assert model.channels["pairs"][3, 2].tolist() == [pytest.approx(1 / 2), pytest.approx(43 / 2)]
 
 
-@pytest.mark.complete
-def test_the_check_of_the_smallest_count_finds_a_careless_method() -> None:
-    check = checks.channels_respect_the_smallest_count
-    with pytest.raises(AssertionError, match="pairs of classes with fewer images than min_count leaves"):
-        check(subject_of(Careless()))
-    check(subject_of(Pairs()))
+# SCAFFOLD's control variates
 
 
-@pytest.mark.complete
-def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two walks are equal and share no memory; between them the server holds no tensor of a site."""
-    reads: list[str] = []
-    load = collector.load
+@hyperparameters
+class Bounded(Scaffold):
+    """Declares that the change is of the scale of the model."""
 
-    def counted(path: Path) -> Packed:
-        reads.append(path.stem)
-        return load(path)
-
-    monkeypatch.setattr(collector, "load", counted)
-    monkeypatch.setattr(collector, "IN_MEMORY", 0)
-    server = federation(Pairs(local=LOCAL), rounds=1).run()
-    # Two walks of the test, one over the tensors of classes, and one of the mean.
-    assert reads == ["alpha", "beta", "gamma"] * 4
-    one, two = Pairs.walks
-    for a, b in zip(one, two, strict=True):
-        assert (a.labels, a.weight) == (b.labels, b.weight)
-        for group in ("shared", "head", "channels"):
-            left, right = getattr(a, group), getattr(b, group)
-            assert left.keys() == right.keys() != set()
-            for name, tensor in left.items():
-                assert torch.equal(tensor, right[name])
-                assert tensor.data_ptr() != right[name].data_ptr()
-    for reply in server.collector.answers.values():
-        assert not getattr(reply, "channels", {})
+    def egress(self, layout: Layout) -> Egress:
+        egress = super().egress(layout)
+        *others, change = egress.channels
+        return replace(egress, channels=(*others, replace(change, range=SCALE_OF_MODEL)))
 
 
-@pytest.mark.complete
-def test_the_server_keeps_an_open_update_on_disk_alone(
-    federation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collector, "IN_MEMORY", 0)
-    server, sites, payloads = begun(federation)
-    receive = server.receiver()
-    for name, site in sites.items():
-        receive(name, site.answer(payloads[name]).packed)
-    held = server.collector.answers["alpha"]
-    assert isinstance(held, Update)
-    assert (held.shared, held.head, held.channels) == ({}, {}, {})
+@pytest.fixture
+def small(tiny: Any) -> Any:
+    """SCAFFOLD at three sites after round 1: server, sites, and their tasks of round 2."""
+    federation = tiny(SCAFFOLD, rounds=2)
+    loop = Loop(federation.sites())
+    server = federation.server()
+    server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
+    server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+    return server, loop._sites, {name: task_in(packed) for name, packed in server.assign().items()}
 
 
-def test_what_leaves_is_declared() -> None:
-    head = {"head.weight": ((4,), "torch.float32")}
-    layout = Layout({"backbone.weight": ((4, 4), "torch.float32")}, head)
-    row = next(r for r in list_declared(Pairs().egress(layout)) if r["field"] == "pairs")
-    assert row == {
-        "field": "pairs",
-        "shape": "for each class classes × 2 numbers",
-        "why": "which classes a site has",
-    }
+def test_a_site_is_sent_every_tensor_and_the_rows_that_it_may_see(small: Any) -> None:
+    server, sites, payloads = small
+    control = strip_prefix("control", server.model.channels)
+    assert control.keys() == server.model.trained.keys()
+    assert not control.keys() & server.model.buffers
+    assert all(bool(tensor.any()) for tensor in control.values())
+    for name, payload in payloads.items():
+        assert payload.labels == tuple(sorted(sites[name].trainer.data[0].names))
+        where = server.model.where(payload.labels)
+        for key, tensor in strip_prefix("control", payload.channels).items():
+            expected = control[key][where] if key in server.model.head else control[key]
+            assert torch.equal(tensor, expected), key
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
-def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
-    """Before the model is known no length; after the start that of the tensors that sites send."""
-    with Trial(method, SMALL, method.labels.types[0], rounds=1) as trial:
-        name = method.egress(Layout({}, {})).going("up")[0].name
-        unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
-        assert unknown[name] == "numbers for each class"
-        trial.run()
-        sent = trial.server.model.head["head.weight"].shape[1]
-        shapes = {r["field"]: r["shape"] for r in trial.server.record.run["egress"]}
-    lengths = {"fedmlp": f"2 × {sent}", "creff": f"classes × {sent + 1}"}[method.about.name]
-    assert shapes[name] == f"for each class {lengths} numbers"
+def test_half_precision_leaves_channels_as_they_are(tiny: Any) -> None:
+    made = tiny(SCAFFOLD)
+    made.plan = replace(made.plan, transport="float16")
+    _, sites, tasks = begun(made)
+    for message in (*tasks.values(), reply_of(sites["alpha"], tasks["alpha"])):
+        assert {t.dtype for t in message.shared.values()} == {torch.float16}
+        assert {t.dtype for t in message.channels.values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
-def test_a_run_lists_label_counts_only_where_they_are_sent(label_type: LabelType) -> None:
-    with Trial(FedAvg(), SMALL, label_type, rounds=1) as trial:
-        trial.run()
-        listed = {row["field"] for row in trial.server.record.run["egress"]}
-    assert ("counts" in listed) == (label_type == "multilabel")
+def test_a_channel_of_one_scale_is_bounded_as_a_whole(small: Any) -> None:
+    server, sites, payloads = small
+    update = reply_of(sites["alpha"], payloads["alpha"])
+    layout = layout_of(server.model, SCAFFOLD)
+    norms = Measure()(update, payloads["alpha"], Bounded(local=SCAFFOLD.local).egress(layout))
+    total = torch.cat([t.flatten() for t in update.channels.values()]).norm()
+    assert norms.channels == {"change": pytest.approx(float(total), rel=1e-5)}
+    assert Measure()(update, payloads["alpha"], SCAFFOLD.egress(layout)).channels == {}
 
 
 # The head that predicts
@@ -418,32 +297,25 @@ class Negated(FedAvg):
 @pytest.mark.complete
 @pytest.mark.parametrize("selection", ["last", "server_metric"])
 def test_the_predictor_is_measured_selected_and_exported_and_training_goes_on_from_the_merged_rows(
-    selection: str, federation: Any
+    selection: str, tiny: Any
 ) -> None:
-    sites = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Mass")}
-    labels = {**sites, "server": ("Mass", "Nodule")} if selection == "server_metric" else sites
+    labels = dict.fromkeys(
+        ("alpha", "beta", *["server"] * (selection == "server_metric")), ("Mass", "Nodule")
+    )
     settings = {"labels": labels, "rounds": 3, "selection": selection, "n": 60}
-    plain = federation(FedAvg(local=LOCAL), **settings).run("plain")
-    minus = federation(Negated(local=LOCAL), **settings).run("minus")
-    for group in ("shared", "head"):
-        for name, tensor in getattr(plain.model, group).items():
-            assert torch.equal(tensor, getattr(minus.model, group)[name])
-    rounds = [
-        [json.loads(x) for x in (s.record.folder / "history.jsonl").read_text().splitlines()]
-        for s in (plain, minus)
-    ]
+    plain = tiny(FedAvg(local=METHOD.local), **settings).run("plain")
+    minus = tiny(Negated(local=METHOD.local), **settings).run("minus")
+    assert same(plain.model, minus.model)
     key = "server_auroc" if selection == "server_metric" else "auroc"
-    measured = [[line["validation"][key] for line in lines] for lines in rounds]
-    assert [1 - a for a in measured[0]] == pytest.approx(measured[1])
-    best = measured[1].index(max(measured[1])) + 1 if selection == "server_metric" else 3
+    one, two = ([line["validation"][key] for line in history(server)] for server in (plain, minus))
+    assert [1 - area for area in one] == pytest.approx(two)
+    best = two.index(max(two)) + 1 if selection == "server_metric" else 3
     assert minus.selected_round == best
     served = minus.select_model().head
-    exported, _ = load_model(minus.record.folder / "model")
-    stored = read_model(minus.states.read_best(best), minus.plan, "")
-    for name, tensor in stored.head.items():
+    saved, _ = load_model(minus.record.folder / "model")
+    for name, tensor in read_model(minus.states.read_best(best), minus.plan, "").head.items():
         assert torch.equal(served[name], -tensor)
-        assert torch.equal(exported.state_dict()[name], -tensor)
-    tested = [json.loads((s.record.folder / "metrics.json").read_text()) for s in (plain, minus)]
+        assert torch.equal(saved.state_dict()[name], -tensor)
     if plain.selected_round == minus.selected_round:
-        for name, area in tested[0]["auroc"].items():
-            assert tested[1]["auroc"][name] == pytest.approx(1 - area)
+        tested = [record(server, "metrics.json")["auroc"] for server in (plain, minus)]
+        assert tested[1] == {name: pytest.approx(1 - area) for name, area in tested[0].items()}

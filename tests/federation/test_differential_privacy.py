@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -16,18 +14,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from parties import METHOD, limited, record
 
 from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError
-from suture.core.privacy import PrivacyConfig
 from suture.learning.dp_sgd import gaussian
-from suture.learning.training import LocalTraining, NonFiniteLoss
-from suture.methods.surgical import SurgicalAggregation
-from suture.privacy.differential_privacy import Mechanism, Noise, rounded_up
+from suture.learning.training import NonFiniteLoss
+from suture.privacy.differential_privacy import (
+    MULTIPLIERS,
+    Mechanism,
+    Noise,
+    compose,
+    multiplier_for,
+    rounded_up,
+)
 from suture.privacy.differential_privacy import epsilon as epsilon_of
 from suture.protocol.messages import Spent, TaskData, Update, ones
 from suture_results.notes import describe_spent
+from world import refused
 
 
 def epsilon(multipliers: list[float], delta: float) -> float | None:
@@ -42,24 +47,26 @@ def update(w: list[float], row: list[float], kind: Any = "weights") -> Update:
 SENT = TaskData("train", 1, 0, shared={"w": torch.tensor([1.0, 1.0])}, head={"head": torch.tensor([[0.0]])})
 
 
-def test_the_change_is_clipped_as_one_vector() -> None:
+def test_a_change_or_gradient_is_clipped_as_one_vector() -> None:
     """Changes (3, 0) and 4 have norm 5; to a norm of 1 they become (.6, 0) and .8."""
     clipped = Noise(1.0).apply(update([4.0, 1.0], [4.0]), SENT)
     assert clipped.shared["w"].tolist() == pytest.approx([1.6, 1.0])
     assert clipped.head["head"].item() == pytest.approx(0.8)
-
-
-def test_a_gradient_is_clipped_itself_and_a_small_update_is_left() -> None:
-    clipped = Noise(1.0).apply(update([3.0, 0.0], [4.0], "gradient"), SENT)
-    assert clipped.shared["w"].tolist() == pytest.approx([0.6, 0.0])
+    gradient = Noise(1.0).apply(update([3.0, 0.0], [4.0], "gradient"), SENT)
+    assert gradient.shared["w"].tolist() == pytest.approx([0.6, 0.0])
     small = update([1.1, 1.0], [0.1])
     assert torch.equal(Noise(1.0).apply(small, SENT).shared["w"], small.shared["w"])
 
 
-def test_what_cannot_be_clipped_does_not_leave() -> None:
+def test_what_cannot_be_clipped_or_is_not_covered_does_not_leave() -> None:
     for value in (math.nan, math.inf):
-        with pytest.raises(NonFiniteLoss, match="cannot be clipped"):
+        with refused(by=NonFiniteLoss):
             Noise(1.0, 1.0).apply(update([value, 1.0], [4.0]), SENT)
+    counted = Update(1, (), {"n": torch.tensor(7)}, {}, ones(()))
+    with refused("n", by=ConfigError):
+        Noise(1.0, 1.0).apply(counted, TaskData("train", shared={"n": torch.tensor(3)}))
+    with refused("seen", by=ConfigError):
+        Noise(1.0).apply(replace(update([1.0, 1.0], [0.0]), channels={"seen": torch.ones(1)}), SENT)
 
 
 def test_equal_updates_have_noise_of_its_deviation_that_is_never_the_same() -> None:
@@ -72,18 +79,6 @@ def test_equal_updates_have_noise_of_its_deviation_that_is_never_the_same() -> N
         assert noise.std().item() == pytest.approx(1.0, rel=0.05)
     alike = torch.corrcoef(torch.stack(drawn)) - torch.eye(4)
     assert alike.abs().max() < 0.05
-
-
-def test_two_answers_with_other_noise_do_not_give_the_update_away() -> None:
-    """With noise that was a function of the update, 2 s1 - s2 was the update, with an error of 5e-5 of it."""
-    g = torch.Generator().manual_seed(1)
-    change = torch.randn(10_000, generator=g)
-    clipped = change / change.norm()
-    sent, trained = TaskData("train", shared={"w": torch.zeros(10_000)}), {"w": change}
-    one, two = (
-        Noise(1.0, z).apply(Update(1, (), trained, {}, ones(())), sent).shared["w"] for z in (1.0, 2.0)
-    )
-    assert ((2 * one - two - clipped).norm() / clipped.norm()).item() >= 1
 
 
 def counter() -> Callable[[int], bytes]:
@@ -111,30 +106,11 @@ def test_a_variance_stays_one() -> None:
     assert (noisy.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
 
 
-def test_what_the_noise_does_not_cover_is_refused() -> None:
-    counted = Update(1, (), {"n": torch.tensor(7)}, {}, ones(()))
-    with pytest.raises(ConfigError, match="does not cover n"):
-        Noise(1.0, 1.0).apply(counted, TaskData("train", shared={"n": torch.tensor(3)}))
-    per_class = replace(update([1.0, 1.0], [0.0]), channels={"seen": torch.ones(1)})
-    with pytest.raises(ConfigError, match="does not cover seen"):
-        Noise(1.0).apply(per_class, SENT)
-
-
-def test_encryption_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="homomorphic encryption is not supported"):
-        PrivacyConfig.model_validate({"encryption": "ckks"})
-
-
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=2), st.floats(0.1, 10))
 def test_no_change_is_longer_than_the_clip(w: list[float], clip: float) -> None:
     done = Noise(clip).apply(update(w, [5.0]), SENT)
     change = torch.cat([done.shared["w"] - SENT.shared["w"], done.head["head"][0]])
     assert change.norm().item() <= clip * (1 + 1e-4) + 1e-4
-
-
-def test_noise_without_a_clip_is_refused() -> None:
-    with pytest.raises(ValueError, match="set clip"):
-        PrivacyConfig(noise=1.0)
 
 
 # The accountant
@@ -190,34 +166,82 @@ def test_a_number_is_rounded_up(value: float) -> None:
     assert rounded_up(rounded_up(value)) <= rounded_up(value) * 1.0101
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_history_has_the_epsilon_of_opacus_and_the_looser_bound(seed: int) -> None:
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    draw = random.Random(seed)
+    history = [(draw.uniform(1, 3), draw.uniform(0.01, 0.1), draw.randint(1, 40)) for _ in range(2)]
+    tight, loose = PRVAccountant(), RDPAccountant()
+    tight.history, loose.history = list(history), list(history)
+    found = compose([Mechanism(*one) for one in history], 1e-5)
+    assert found == pytest.approx(tight.get_epsilon(1e-5), abs=1e-6)
+    assert found is not None
+    assert found <= loose.get_epsilon(1e-5)
+
+
+def test_whole_mechanisms_compose_as_one() -> None:
+    """Four of noise 2 are one of noise 1; ε of N(0, 1) and N(1, 1) at δ = 1e-5 is 4.38 (Balle & Wang)."""
+    assert compose([Mechanism(2.0, steps=4)], 1e-5) == pytest.approx(compose([Mechanism(1.0)], 1e-5))
+    assert epsilon_of([Mechanism(1.0)], 1e-5) == 4.38
+    assert epsilon_of([Mechanism(1e-300)], 1e-5) is None
+    assert epsilon_of([Mechanism(0.0), Mechanism(1.0, 0.1, 5)], 1e-5) is None
+    assert epsilon_of([Mechanism(0.0, steps=0)], 1e-5) == 0
+
+
+def test_sampling_protects_and_every_step_and_answer_counts() -> None:
+    few = compose([Mechanism(1.0, 0.05, 10)], 1e-5)
+    more = compose([Mechanism(1.0, 0.05, 10), Mechanism(1.0, 0.05, 20)], 1e-5)
+    with_answer = compose([Mechanism(1.0, 0.05, 10), Mechanism(4.0)], 1e-5)
+    whole = compose([Mechanism(1.0, 1.0, 10)], 1e-5)
+    assert few is not None
+    assert more is not None
+    assert with_answer is not None
+    assert whole is not None
+    assert few < with_answer < whole
+    assert few < more < whole
+
+
+def test_what_would_fill_the_memory_has_a_looser_bound() -> None:
+    found = compose([Mechanism(0.3, 0.5, 2_000)], 1e-5)
+    assert found is not None
+    assert 1_000 < found < math.inf
+
+
+@pytest.mark.complete
+def test_the_noise_for_an_epsilon_is_the_least() -> None:
+    steps, count = [Mechanism(0.0, 0.05, 20)], Mechanism(10.0)
+    found = multiplier_for(4.0, 1e-5, steps, count)
+    total = compose([Mechanism(found, 0.05, 20), count], 1e-5)
+    assert total is not None
+    assert 3.9 <= total <= 4.0
+    assert multiplier_for(1e-3, 1e-5, [Mechanism(0.0, 1.0, 10**6)], count) == math.inf
+    assert multiplier_for(60.0, 1e-5, [Mechanism(0.0, 0.01, 1)], count) == MULTIPLIERS[0]
+
+
 # What a run says
 
 
 def test_the_report_says_what_the_sites_state() -> None:
     protection = {
-        "a": {"clip": 1.0, "noise": 2.0, "delta": 1e-5},
-        "b": {"clip": 3.0, "noise": 0.0, "delta": 1e-5},
-        "c": {"clip": 3.0, "noise": 1.0, "delta": 1e-5},
+        site: {"clip": 3.0, "noise": noise, "delta": 1e-5}
+        for site, noise in (("a", 2.0), ("b", 0.0), ("c", 1.0))
     }
     noisy, clipped, silent = describe_spent(
         protection, {"a": Spent(23.4, 15, 0, 2, 40, 77), "b": Spent(None, 15, 4, 1, 0, 30)}
     )
-    assert "ε ≤ 23.4 at δ = 1e-05 over all its 15 updates in 2 experiments" in noisy
-    assert "Not protected by noise: the 40 figures of classes and 77 other numbers" in noisy
-    assert "adds no noise: ε = ∞, because 4 of its 15 updates" in clipped
-    assert "it did not report" in silent
+    for fact in ("ε ≤ 23.4 at δ = 1e-05", "15 updates in 2 experiments", "40 figures", "77 other"):
+        assert fact in noisy
+    assert "ε = ∞" in clipped
+    assert "4 of its 15 updates" in clipped
+    assert "ε ≤" not in silent
 
 
 @pytest.mark.complete
 def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:
-    federation = tiny(SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)))
-    config = federation.configs["alpha"]
-    federation.configs["alpha"] = config.model_copy(
-        update={"privacy": PrivacyConfig(clip=1e-6, min_count=0, min_loss=0)}
-    )
-    server = federation.run()
-    run = json.loads((Path(server.record.folder) / "run.json").read_text())
-    assert run["protection"] == {"alpha": {"clip": 1e-6, "noise": 0.0, "delta": 1e-5}}
+    server = limited(tiny(METHOD), "alpha", clip=1e-6).run()
+    protection = {"alpha": {"clip": 1e-6, "noise": 0.0, "delta": 1e-5}}
+    assert record(server, "run.json")["protection"] == protection
     note, other = noted(server)
     assert "alpha: less than a hundredth as long in 2 of 2 rounds" in other
-    assert note.startswith("alpha clips its updates to a norm of 1e-06 and adds no noise: ε = ∞")
+    assert "ε = ∞" in note

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from parties import METHOD, events, limited, record, run
 from torch import Tensor
 
 from between import Between
@@ -19,41 +19,44 @@ from rounds import reply_of
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
-from suture.federation.site.store import FirstCounts
 from suture.learning.diagrams import diagrams
 from suture.learning.metrics import Curves
-from suture.learning.training import LocalTraining
 from suture.methods.pfl import PersonalisedFL
-from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
-from suture.protocol.decisions import JOINED, Decided, DecidedClass, DecidedGroup
-from suture.protocol.messages import Metrics, Scores, TaskData
+from suture.protocol.decisions import JOINED
+from suture.protocol.messages import Scores, TaskData
 from suture.protocol.packing import Packed, unpack
+from suture_results.prediction import open_model
 from suture_results.report import render_report
+from world import refused
 
-METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
 DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
 
 
-def run(federation: Any, change: Callable[[str, TaskData, Packed], Packed | None] | None = None) -> Server:
-    server = federation.server()
-    federate(server, Between(federation.sites(), change or (lambda *said: said[-1])))
-    return server
+def decided(tiny: Any, n: int = 60, limits: dict[str, int] | None = None, **schedule: Any) -> Any:
+    """A federation that decides, with limits of its sites."""
+    return limited(tiny(METHOD, n=n, **{"decision": DECISION, **schedule}), **(limits or {}))
 
 
-def written(server: Server, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((server.record.folder / name).read_text())
-    return found
+def counted(federation: Any) -> tuple[Server, dict[str, Scores]]:
+    """The server of a run, and the counts that each site has sent once."""
+    scores: dict[str, Scores] = {}
+
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
+        reply = unpack(answer)
+        if isinstance(reply, Scores):
+            assert site not in scores
+            scores[site] = reply
+        return answer
+
+    return run(federation, change=note), scores
 
 
-def open_sites(federation: Any, **limits: Any) -> Any:
-    """The federation with other limits of its sites."""
-    privacy = {"min_count": 0, "min_loss": 0} | limits
-    for name, config in federation.configs.items():
-        changed = config.privacy.model_copy(update=privacy)
-        federation.configs[name] = config.model_copy(update={"privacy": changed})
-    return federation
+def shown(scores: Mapping[str, Scores]) -> list[int]:
+    """The counts of all cells that are not joined to the next one."""
+    tensors = [tensor for one in scores.values() for tensor in one.class_tensors.values()]
+    return [int(count) for tensor in tensors for count in tensor[tensor != JOINED]]
 
 
 def enough(diagrams: dict[str, Any]) -> set[str]:
@@ -62,11 +65,8 @@ def enough(diagrams: dict[str, Any]) -> set[str]:
 
 
 def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: Any) -> None:
-    server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)))
-    kept, results = (
-        written(server, "model/model.json")["decisions"],
-        written(server, "metrics.json")["decisions"],
-    )
+    server = run(decided(tiny))
+    kept, results = (record(server, name)["decisions"] for name in ("model/model.json", "metrics.json"))
     assert kept["format"] == 1
     assert kept["settings"]["sensitivity"] == 0.8
     assert {k: v for k, v in results.items() if k not in MEASURED} == kept
@@ -82,102 +82,52 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
 
 @pytest.mark.complete
 def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> None:
-    """Nothing else leaves for them: the same counts, read by themselves, give every point."""
-    answers: dict[str, list[Scores]] = {}
+    """Nothing else leaves for them: the same counts, read by themselves, give every point.
 
-    def note(site: str, task: TaskData, answer: Packed) -> Packed:
-        reply = unpack(answer)
-        if isinstance(reply, Scores):
-            answers.setdefault(site, []).append(reply)
-        return answer
-
-    server = run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
-    decisions, drawn = server.fitted.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
+    No count is of fewer patients than the limit; every image of these sites is of a patient of its own.
+    """
+    federation = decided(tiny, n=120, limits={"min_count": 4})
+    server, scores = counted(federation)
+    assert min(shown(scores)) >= 4
+    decisions, drawn = server.fitted.decisions, record(server, "metrics.json")["decisions"]["site_diagrams"]
     assert decisions
-    assert set(drawn) == set(answers)
-    for site, (reply,) in answers.items():
-        names = server.registry.members[site].names
-        assert set(drawn[site]) <= set(names)
+    assert set(drawn) == set(scores)
+    for site, reply in scores.items():
+        assert set(drawn[site]) <= set(server.registry.members[site].names)
         for name, found in drawn[site].items():
             row = reply.labels.index(name)
             positives, negatives = (reply.class_tensors[k][row].numpy() for k in ("positives", "negatives"))
             assert found["images"] == [int(one[one != JOINED].sum()) for one in (positives, negatives)]
             again = diagrams(Curves.of([(positives, negatives)]), decisions.of(site, name), "sensitivity")
             assert found == json.loads(json.dumps(asdict(again)))
+    for name, site in federation.sites().items():
+        releases = site.releases.ledger.releases()
+        (released,) = (r for r in releases if (r.task, r.experiment) == ("calibrate", name))
+        assert released.figures == dict.fromkeys(scores[name].labels, 1)
+        assert released.numbers > 0
     page = render_report(server.record.folder)
     assert all(f'aria-label="{site}: ROC of' in page for site in drawn)
 
 
 @pytest.mark.complete
-def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
+def test_nothing_more_is_asked_without_the_setting_or_where_sites_hold_a_part_of_the_model(tiny: Any) -> None:
     asked = set()
 
     def note(site: str, task: TaskData, answer: Packed) -> Packed:
         asked.add((task.task, bool(task.decisions)))
         return answer
 
-    server = run(tiny(METHOD), note)
+    personal = tiny(PersonalisedFL(local=METHOD.local), decision=DECISION)
+    for server in (run(tiny(METHOD), "plain", note), run(personal, "personal", note)):
+        assert not server.decides
+        assert record(server, "metrics.json")["decisions"] == {}
     assert asked == {("handshake", False), ("train", False), ("evaluate", False)}
-    assert "decisions" not in written(server, "model/model.json")
-    assert written(server, "metrics.json")["decisions"] == {}
-
-
-@pytest.mark.complete
-def test_sites_that_hold_a_part_of_the_model_are_not_asked(tiny: Any) -> None:
-    server = run(tiny(PersonalisedFL(local=METHOD.local), decision=DECISION))
-    assert not server.decides
-    assert written(server, "metrics.json")["decisions"] == {}
-
-
-@pytest.mark.complete
-def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> None:
-    federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
-    answers: dict[str, Scores] = {}
-
-    def note(site: str, task: TaskData, answer: Packed) -> Packed:
-        if task.task == "calibrate":
-            scores = unpack(answer)
-            assert isinstance(scores, Scores)
-            answers[site] = scores
-        return answer
-
-    run(federation, note)
-    for name, site in federation.sites().items():
-        own, samples = site.trainer.data
-        y = samples["validation"].y
-        for row, label in enumerate(answers[name].labels):
-            for kind, value in (("positives", 1), ("negatives", 0)):
-                counts = answers[name].class_tensors[kind][row]
-                assert int(counts[counts != JOINED].sum()) == int((y[:, own.index(label)] == value).sum())
-        ledger = site.releases.ledger.releases()
-        released = [r for r in ledger if (r.task, r.experiment) == ("calibrate", name)]
-        assert len(released) == 1
-        assert released[0].figures == dict.fromkeys(answers[name].labels, 1)
-        assert released[0].numbers > 0
-
-
-@pytest.mark.complete
-def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
-    """Every image of these sites is of a patient of its own."""
-    seen = []
-
-    def note(site: str, task: TaskData, answer: Packed) -> Packed:
-        if task.task == "calibrate":
-            scores = unpack(answer)
-            assert isinstance(scores, Scores)
-            for counts in scores.class_tensors.values():
-                seen.extend(counts[counts != JOINED].tolist())
-        return answer
-
-    run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
-    assert seen
-    assert min(seen) >= 4
 
 
 @pytest.mark.complete
 def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(tiny: Any) -> None:
     """Each round has another model; a site counts for one, and answers anew three times."""
-    federation = open_sites(tiny(METHOD, n=60, rounds=6, selection="last"))
+    federation = decided(tiny, rounds=6, selection="last", decision=None)
     sites, asked = federation.sites(), []
 
     def ask(site: str, task: TaskData, answer: Packed) -> Packed:
@@ -190,74 +140,72 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
     assert asked[-1].reason == "budget"
 
 
-@pytest.mark.complete
-def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
-    """A run whose sites round to twice their `min_count` decides the classes of which they show enough."""
-    tried = []
-
-    def note(site: str, task: TaskData, answer: Packed) -> Packed:
-        if task.task == "calibrate":
-            scores = unpack(answer)
-            assert isinstance(scores, Scores)
-            emptied = {k: t.masked_fill(t == 8, 0) for k, t in scores.class_tensors.items()}
-            assert any((t == 8).any() for t in scores.class_tensors.values())
-            with pytest.raises(RejectedUpdate, match="too few images"):
-                check_reply(replace(scores, class_tensors=emptied), sites[site].answer(task).allowed)
-            tried.extend(t[t != JOINED].min().item() for t in scores.class_tensors.values())
-        return answer
-
-    federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4, round_counts=8)
-    sites, server = federation.sites(), federation.server()
-    federate(server, Between(sites, note))
-    assert min(tried) == 8
-    assert server.fitted.decisions
-    assert set(server.fitted.decisions.pooled) == {
-        "Mass",
-        "Nodule",
-    }  # of the others they show eight positives
+def at(cell: int) -> Callable[[Tensor], Tensor]:
+    return lambda counts: counts.clone().index_fill_(1, torch.tensor([385]), cell)
 
 
-AT = torch.tensor([385])
-UNDECLARED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
-    "too few images": lambda s: {k: t.clone().index_fill_(1, AT, 1) for k, t in s.items()},
-    "none at its end": lambda s: {k: t.clone().index_fill_(1, AT, JOINED) for k, t in s.items()},
-    "a count above": lambda s: {k: t.clone().index_fill_(1, AT, 2_000_000_000) for k, t in s.items()},
-    "shape": lambda s: {k: t[:, :-1] for k, t in s.items()},
-    "int32": lambda s: {k: t.float() for k, t in s.items()},
-    "missing": lambda s: {"positives": s["positives"]},
-}
+UNDECLARED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("too few images", at(1)),
+    ("none at its end", at(JOINED)),
+    ("a count above", at(2_000_000_000)),
+    ("shape", lambda counts: counts[:, :-1]),
+    ("int32", Tensor.float),
+]
 
 
-def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any) -> None:
-    federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
-    tried = []
+@pytest.mark.parametrize("limits", [{"min_count": 4}, {"min_count": 4, "round_counts": 8}], ids=str)
+def test_the_sites_filter_refuses_counts_that_were_not_declared(limits: dict[str, int], tiny: Any) -> None:
+    """A site that rounds to twice its `min_count` shows no cell as empty."""
+    federation, tried = decided(tiny, n=120, limits=limits), {}
 
     def lie(site: str, task: TaskData, answer: Packed) -> Packed:
-        if task.task == "calibrate":
-            scores = unpack(answer)
-            assert isinstance(scores, Scores)
-            expected = sites[site].answer(task).allowed
-            check_reply(scores, expected)
-            for what, change in UNDECLARED.items():
-                with pytest.raises(RejectedUpdate, match=what):
-                    check_reply(replace(scores, class_tensors=change(scores.class_tensors)), expected)
-            with pytest.raises(RejectedUpdate, match="unknown label"):
-                check_reply(replace(scores, labels=("Nobody", *scores.labels[1:])), expected)
-            tried.append(site)
+        scores = unpack(answer)
+        if not isinstance(scores, Scores):
+            return answer
+        allowed = sites[site].answer(task).allowed
+        check_reply(scores, allowed)
+        emptied = ("too few images", lambda counts: counts.masked_fill(counts == 8, 0))
+        for what, change in (*UNDECLARED, *[emptied] * ("round_counts" in limits)):
+            wrong = {kind: change(counts) for kind, counts in scores.class_tensors.items()}
+            with refused(what, by=RejectedUpdate):
+                check_reply(replace(scores, class_tensors=wrong), allowed)
+        half = {"positives": scores.class_tensors["positives"]}
+        for wrong_reply in (
+            replace(scores, class_tensors=half),
+            replace(scores, labels=("Nobody", *scores.labels[1:])),
+        ):
+            with refused(by=RejectedUpdate):
+                check_reply(wrong_reply, allowed)
+        tried[site] = scores
         return answer
 
-    sites = federation.sites()
-    federate(federation.server(), Between(sites, lie))
+    sites, server = federation.sites(), federation.server()
+    federate(server, Between(sites, lie))
     assert len(tried) == 3
+    assert min(shown(tried)) == limits.get("round_counts", 4)
+    assert server.fitted.decisions
+    assert {"Mass", "Nodule"} <= set(server.fitted.decisions.pooled)
 
 
 @pytest.mark.complete
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
-    def silent(site: str, task: TaskData, answer: Packed) -> Packed | None:
-        return None if site == "alpha" and task.task == "calibrate" else answer
+    """And figures of decisions that were not asked for are refused."""
+    checked = []
 
-    server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)), silent)
-    results = written(server, "metrics.json")["decisions"]
+    def silent(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        if task.split == "test":
+            allowed = sites[site].answer(task).allowed
+            assert allowed
+            with refused(by=RejectedUpdate):
+                check_reply(unpack(answer), replace(allowed, task=replace(allowed.task, decisions={})))  # type: ignore[arg-type]
+            checked.append(site)
+        return None if (site, task.task) == ("alpha", "calibrate") else answer
+
+    federation = decided(tiny)
+    sites, server = federation.sites(), federation.server()
+    federate(server, Between(sites, silent))
+    assert len(checked) == 3
+    results = record(server, "metrics.json")["decisions"]
     assert "alpha" not in results["sites"]
     shared = set(server.registry.members["alpha"].names) & set(results["pooled"])
     assert set(results["measured"]["alpha"]) == shared
@@ -266,23 +214,7 @@ def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any)
         assert found["half"] is not None
 
 
-@pytest.mark.complete
-def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> None:
-    federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
-    refused = []
-
-    def note(site: str, task: TaskData, answer: Packed) -> Packed:
-        if task.split == "test":
-            reply: Any = unpack(answer)
-            allowed: Any = sites[site].answer(task).allowed
-            with pytest.raises(RejectedUpdate, match="were not asked for"):
-                check_reply(reply, replace(allowed, task=replace(allowed.task, decisions={})))
-            refused.append(site)
-        return answer
-
-    sites = federation.sites()
-    federate(federation.server(), Between(sites, note))
-    assert len(refused) == 3
+# Groups
 
 
 def with_sexes(federation: Any) -> Any:
@@ -298,8 +230,8 @@ def with_sexes(federation: Any) -> Any:
 
 @pytest.mark.complete
 def test_each_group_is_decided_and_shown(tiny: Any) -> None:
-    server = run(with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION))))
-    found = written(server, "metrics.json")["decisions"]
+    server = run(with_sexes(decided(tiny, n=120)))
+    found = record(server, "metrics.json")["decisions"]
     for site, classes in found["measured"].items():
         for name, one in classes.items():
             groups = one["groups"]
@@ -309,15 +241,11 @@ def test_each_group_is_decided_and_shown(tiny: Any) -> None:
             whole = (one["own"] or one["pooled"])["sensitivity"]
             hits = [g["positives"] * (g["sensitivity"] or 0) for g in groups.values()]
             assert sum(hits) == pytest.approx(whole * numbers[0], abs=1e-3)
-    page = render_report(server.record.folder)
-    assert "By group" in page
-    assert ">gap</td>" in page
+    assert "By group" in render_report(server.record.folder)
 
 
 @pytest.mark.complete
 def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
-    federation = with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION)))
-
     def rename(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.split != "test":
             return answer
@@ -325,42 +253,20 @@ def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
         assert "John Doe" in text
         return Packed(answer.tensors, json.loads(text))
 
-    server = run(federation, rename)
-    events = (server.record.folder / "events.jsonl").read_text()
-    assert "the group 'John Doe' has no figures by attribute" in events
-    assert written(server, "metrics.json")["decisions"]["measured"] == {}
-
-
-def test_what_was_first_said_of_a_group_stands(tiny: Any, tmp_path: Path) -> None:
-    """Two answers that differ by a patient would show in which group, and with what, that patient is."""
-    point = Decided(0.5, 0.5)
-    one = DecidedClass(None, None, point, (None, None), (None, None))
-
-    def sent(folder: Path, **groups: DecidedGroup) -> dict[str, DecidedGroup]:
-        metrics = Metrics(1, "test", 60, None, {}, decided={"Mass": replace(one, groups=groups)})
-        return FirstCounts(folder).within(metrics).decided["Mass"].groups
-
-    first = sent(tmp_path / "a", F=DecidedGroup(10, 20, 0.5, 0.5))
-    assert first == {"F": DecidedGroup(10, 20, 0.5, 0.5)}
-    both = sent(tmp_path / "a", F=DecidedGroup(11, 20, 0.6, 0.5), M=DecidedGroup(9, 9, 1.0, 1.0))
-    assert both == {"F": DecidedGroup(10, 20, 0.6, 0.5)}
-    assert sent(tmp_path / "a", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
-    assert sent(tmp_path / "b") == {}
-    assert sent(tmp_path / "b", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
+    server = run(with_sexes(decided(tiny, n=120)), change=rename)
+    assert "'John Doe'" in json.dumps(events(server))
+    assert record(server, "metrics.json")["decisions"]["measured"] == {}
 
 
 @pytest.mark.complete
 def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     """With every cell shown, it is a quantile of the scores up to the width of a cell."""
-    federation = open_sites(tiny(METHOD, n=120, decision=DECISION))
-    server = run(federation)
     from scipy.special import logit
 
-    from suture_results.prediction import open_model
-
+    federation = decided(tiny, n=120)
+    server = run(federation)
     model = open_model(server.record.folder / "model")
-    found = written(server, "metrics.json")["decisions"]["pooled"]
-    for name in server.registry.labels:
+    for name, pooled in record(server, "metrics.json")["decisions"]["pooled"].items():
         scores = []
         for site in federation.sites().values():
             own, samples = site.trainer.data
@@ -368,11 +274,6 @@ def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
                 part = samples["validation"]
                 p = model(part.inputs["image"])[:, model.labels.index(name)]
                 scores.append(p[part.y[:, own.index(name)] == 1].numpy())
-        threshold = found[name]["thresholds"].get("sensitivity")
-        if threshold is not None:
-            together = np.concatenate(scores)
-            below = (
-                (logit(together) < logit(threshold) - 0.0625).mean(),
-                (logit(together) < logit(threshold) + 0.0625),
-            )
-            assert below[0] <= 0.2 <= below[1].mean() + 1e-9
+        if threshold := pooled["thresholds"].get("sensitivity"):
+            distance = logit(np.concatenate(scores)) - logit(threshold)
+            assert (distance < -0.0625).mean() <= 0.2 <= (distance < 0.0625).mean() + 1e-9

@@ -1,9 +1,10 @@
-"""One exchange: what comes late or twice is dropped, and only updates make a quorum."""
+"""One exchange: what is taken, rejected or late, which sites it waits for, and what stays in memory."""
 
 from __future__ import annotations
 
 import errno
 import weakref
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,28 @@ import pytest
 import torch
 
 import suture.federation.server.collector as collecting
-import suture.protocol.packing as packing
 from own_clock import own_clock
 from suture.core.errors import FederationError
-from suture.federation.server.collector import UpdateCollector
+from suture.federation.server.aggregator import Updates
+from suture.federation.server.collector import (
+    GRACE,
+    LATE,
+    MOST_LATE,
+    PATIENCE,
+    SILENT,
+    WAIT,
+    Receiver,
+    UpdateCollector,
+)
+from suture.federation.server.registry import Member, SiteRegistry
+from suture.methods import averaging
+from suture.methods.averaging import weighted_mean
+from suture.methods.base import GlobalModel
 from suture.protocol.check import AllowedReply
-from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Abstain, Metrics, SiteNumbers, TaskData, Update, ones
+from suture.protocol.egress import Egress
+from suture.protocol.messages import Abstain, Evaluation, Metrics, SiteNumbers, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
+from world import refused
 
 SITES = ("a", "b", "c")
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
@@ -53,27 +68,20 @@ def test_each_number_that_a_site_sends_is_in_its_record(collector: UpdateCollect
     assert line.numbers == numbers | numbers.pop("scalars")
 
 
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        own_clock(monkeypatch, "suture.federation.server.collector", monotonic=lambda: self.now)
-
-
 def test_a_quorum_and_its_grace_are_enough(
     collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
+    now = 1000.0
+    own_clock(monkeypatch, "suture.federation.server.collector", monotonic=lambda: now)
     open_round(collector)
     take = collector.receiver(quorum=2, grace=5)
     take("a", update())
-    clock.now += 60
+    now += 60
     assert not take.enough(SITES)
     take("b", update())
-    clock.now += 4.9
+    now += 4.9
     assert not take.enough(SITES)
-    clock.now += 0.2
+    now += 0.2
     assert take.enough(SITES)
     assert not collector.receiver(quorum=2, grace=None).enough(SITES)
     assert not collector.receiver(quorum=3, grace=0).enough(SITES)
@@ -100,15 +108,12 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     late = collector.receiver(2, 0)
     late("a", update(value=1.0))
     late("b", update(value=1.0))
-    lines = collector.close({})
+    assert collector.close({})["c"].status == "missing"
     late("c", update(value=9.0))
-    assert "a late answer of c" in caplog.text
-    assert lines["c"].status == "missing"
-    caplog.clear()
     # The same round is tried again: even an answer that would fit it is one to a closed exchange.
     open_round(collector)
     late("c", update(value=9.0))
-    assert "a late answer of c" in caplog.text
+    assert caplog.text.count("a late answer of c") == 2
     collector.receiver(2, 0)("c", update(value=2.0))
     assert collector.accepted() == ["c"]
     collector.close({})
@@ -127,7 +132,7 @@ def test_a_failed_disk_makes_no_quorum(collector: UpdateCollector, monkeypatch: 
     take("a", update())
     take("b", update())
     assert not take.enough(SITES)
-    with pytest.raises(FederationError, match=r"the server could not keep an update: .*No space left"):
+    with refused("No space left", by=FederationError):
         collector.close({})
 
 
@@ -140,6 +145,7 @@ def test_beyond_its_limit_updates_wait_on_disk_and_come_back_the_same(
             open_round(collector, number)
             for site, value in zip(SITES, (1.0, 2.0, 3.0), strict=True):
                 collector.receive(site, update(number, value))
+            assert {len(held.shared) for held in collector.answers.values()} == {0}
             on_disk = sorted(path.name for path in (tmp_path / "spool").glob("*"))
             assert on_disk == [f"{site}.safetensors" for site in SITES[limit // SIZE :]]
             collector.close({})
@@ -147,17 +153,6 @@ def test_beyond_its_limit_updates_wait_on_disk_and_come_back_the_same(
         assert walks[0] == walks[1] == [("a", [1.0, 1.0]), ("b", [2.0, 2.0]), ("c", [3.0, 3.0])]
         collector.empty()
         assert not (tmp_path / "spool").exists()
-
-
-def test_memory_counts_what_a_view_holds(
-    collector: UpdateCollector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collecting, "IN_MEMORY", 2 * SIZE)
-    open_round(collector)
-    view = Packed({**update().tensors, "shared/w": torch.ones(100)[:2]}, update().header)
-    collector.receive("a", view)
-    collector.receive("b", update())
-    assert [path.name for path in (tmp_path / "spool").iterdir()] == ["a.safetensors"]
 
 
 def test_dropped_updates_leave_the_memory(collector: UpdateCollector) -> None:
@@ -186,50 +181,298 @@ def test_a_rejected_update_never_reaches_the_spool(
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["c.safetensors"]
 
 
-@pytest.mark.parametrize("limit", [0, collecting.IN_MEMORY])
-def test_an_update_comes_back_as_it_was_received(
-    limit: int, collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
+DEEP: Any = []
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        Packed({}, {"type": "handshake", "labels": DEEP}),
+        Packed({}, {"type": "handshake", "labels": {1, 2}}),
+        Packed({}, {"type": "handshake", "labels": torch.ones(2)}),
+        Packed({}, {3: "handshake"}),  # type: ignore[dict-item]
+        Packed({}, {"type": "handshake", "labels": ["Mass"] * 1_000_000}),
+        Packed({"w": "no tensor"}, {"type": "update"}),  # type: ignore[dict-item]
+        Packed({"shared/w": torch.zeros(2, device="meta")}, update().header),
+        Packed({3: torch.zeros(3)}, {"type": "update"}),  # type: ignore[dict-item]
+    ],
+    ids=range(8),
+)
+def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(
+    packed: Packed, collector: UpdateCollector
 ) -> None:
-    monkeypatch.setattr(collecting, "IN_MEMORY", limit)
-    sent = Update(
-        1,
-        ("Mass", "Hernia"),
-        {"w": torch.tensor([1.0, 2.0])},
-        {"bias": torch.tensor([3.0, 4.0])},
-        torch.tensor([1.0, 0.5], dtype=torch.float64),
-        channels={"proxy": torch.tensor([5.0, 6.0])},
-        scalars={"steps": 7.0},
-        train_loss=0.25,
-        metrics=Metrics(0, "validation", 3, 0.5, {}),
-    )
-    egress = Egress(
-        EGRESS.shared,
-        {"bias": ((), "torch.float32")},
-        (Channel("proxy", "up", (CLASSES,)),),
-        class_weight=(0.0, 1.0),
-        scalars={"steps": (0.0, 10.0)},
-    )
-    allowed = AllowedReply(TaskData("train", 1, labels=sent.labels), egress, sent.labels)
-    collector.open({"a": allowed})
-    collector.receive("a", pack(sent))
-    assert collector.close({})["a"].status == "accepted"
-    ((site, read),) = collector.updates()
-    assert site == "a"
-    assert pack(read).header == pack(sent).header
-    assert pack(read).tensors.keys() == pack(sent).tensors.keys()
-    assert all(torch.equal(tensor, pack(read).tensors[name]) for name, tensor in pack(sent).tensors.items())
+    """A collector never raises, whatever it receives."""
+    open_round(collector)
+    collector.receive("a", packed)
+    lines = collector.close({})
+    assert lines["a"].status == "rejected"
+    assert lines["a"].reason
+    assert lines["b"].status == "missing"
 
 
-def test_the_size_of_an_answer_is_checked_once_and_before_it_is_converted(
+def test_tensors_that_share_memory_are_spooled_apart(
     collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Packed] = []
-    for module in (packing, collecting):
-        monkeypatch.setattr(module, "check_size", seen.append)
-    open_round(collector)
-    take = collector.receiver(quorum=3, grace=None)
-    take("a", update())
-    take("b", Packed({}, {"type": "update"}))
-    assert len(seen) == 2
-    assert collector.accepted() == ["a"]
-    assert collector.lines["b"].status == "rejected"
+    monkeypatch.setattr(collecting, "IN_MEMORY", 0)
+    whole = torch.arange(8.0)
+    egress = Egress({"v": ((3,), "torch.float32"), "w": ((2, 4), "torch.float32")}, {})
+    sent = Update(1, ("Mass",), {"v": whole[:3], "w": whole.view(2, 4)}, {}, ones(("Mass",)))
+    collector.open({"a": AllowedReply(TaskData("train", 1, labels=("Mass",)), egress, ("Mass",))})
+    collector.receive("a", pack(sent))
+    assert collector.close({})["a"].status == "accepted"
+    ((_, read),) = collector.updates()
+    assert all(torch.equal(tensor, sent.shared[name]) for name, tensor in read.shared.items())
+
+
+class _Reading(UpdateCollector):
+    """Reads updates as a collector does, and notes how many of those before are still held."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def updates(self) -> Iterator[tuple[str, Update]]:
+        read: list[weakref.ref[torch.Tensor]] = []
+
+        def next_one() -> Update:
+            self.held.append(sum(one() is not None for one in read))
+            tensor = torch.ones(2)
+            read.append(weakref.ref(tensor))
+            return Update(1, ("Masse",), {"w": tensor}, {"b": torch.ones(1)}, ones(("Masse",)))
+
+        for site in SITES:
+            yield site, next_one()
+
+
+@pytest.mark.parametrize(
+    ("together", "waiting", "held"),
+    [(9, 7, [0, 0, 0]), (9, 8, [0, 1, 0]), (9, 16, [0, 1, 2]), (0, 99, [0, 0, 0]), (1, 99, [0, 1, 0])],
+)
+def test_a_mean_lets_go_of_updates_before_the_next_one_is_read(
+    together: int, waiting: int, held: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has 8 bytes."""
+    monkeypatch.setattr(averaging, "_TOGETHER", together)
+    monkeypatch.setattr(averaging, "_WAITING", waiting)
+    member = Member(("Masse",), ("Mass",), {"train": 1}, 1)
+    collector, registry = _Reading(), SiteRegistry(dict.fromkeys(SITES, member), ("Mass",))
+    model = GlobalModel(("Mass",), {"w": torch.zeros(2)}, {"b": torch.zeros(1)})
+    mean = weighted_mean(model, Updates(collector, registry))
+    assert mean.head()["b"].tolist() == [1.0]
+    assert mean.shared()["w"].tolist() == [1.0, 1.0]
+    assert collector.held == held
+
+
+class Rounds:
+    """Exchanges with three sites, of which some fetch their tasks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.waited: list[tuple[list[str], int, list[str]]] = []
+        self.collector = UpdateCollector(folder / "spool", self._note)
+        self.now = 1000.0
+        self.number = 0
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        if kind == "waiting":
+            self.waited.append((facts["sites"], facts["seconds"], facts["lost"]))
+        elif kind in ("gone", "back"):
+            self.events.append((kind, facts["site"]))
+
+    def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> Receiver:
+        self.number += 1
+        allowed = AllowedReply(TaskData(task, self.number, labels=("Mass",)), EGRESS, ("Mass",))
+        self.collector.open(dict.fromkeys(SITES, allowed))
+        return self.collector.receiver(quorum, grace)
+
+    def answer(self, take: Receiver, *sites: str) -> None:
+        for site in sites:
+            take.note_fetch(site)
+            take(site, pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))))
+
+    def after(self, seconds: float, *sites: str, fetched: str = "", **how: Any) -> Receiver:
+        """A round that some answer at once, so much later; c may have fetched its task."""
+        take = self.open(**how)
+        for site in fetched:
+            take.note_fetch(site)
+        self.answer(take, *sites or "ab")
+        self.now += seconds
+        return take
+
+    def during(self, seconds: float, take: Receiver, waiting: list[str], heard: str = "") -> None:
+        """Time in which a transport looks every ten seconds, and some sites send their heartbeats."""
+        for _ in range(int(seconds / 10)):
+            self.now += 10
+            for site in heard:
+                self.collector.attendance.heard(site)
+            if take.enough(waiting):
+                return
+            take.waits(waiting)
+
+    def c_is_gone(self) -> None:
+        """A round in which c leaves its task unfetched for long."""
+        assert not self.after(PATIENCE).enough(["c"]), "c was there until now"
+        self.collector.close({})
+        assert self.events == [("gone", "c")]
+
+
+@pytest.fixture
+def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    made = Rounds(tmp_path)
+    own_clock(monkeypatch, "suture.federation.server.collector", monotonic=lambda: made.now)
+    return made
+
+
+def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    take = rounds.open()
+    rounds.answer(take, "a")
+    assert not take.enough(["b", "c"]), "the others are waited for"
+    rounds.answer(take, "b")
+    assert take.enough(["c"])
+    rounds.collector.close({})
+    assert rounds.events == [("gone", "c")], "said once"
+    take = rounds.open(task="evaluate")
+    for site in "ab":
+        take(site, pack(Evaluation(Metrics(rounds.number, "validation", 4, None, {}))))
+    assert take.enough(["c"]), "an evaluation does not wait either"
+
+
+def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None:
+    late = rounds.after(PATIENCE)
+    rounds.collector.close({})
+    take = rounds.open()
+    late.note_fetch("c")
+    assert rounds.events == [("gone", "c")], "by a task of this exchange"
+    take.note_fetch("c")
+    rounds.answer(take, "a", "b")
+    assert not take.enough(["c"])
+    assert rounds.events == [("gone", "c"), ("back", "c")]
+    rounds.answer(take, "c")
+    assert rounds.collector.accepted() == ["a", "b", "c"]
+
+
+def test_a_site_that_is_gone_is_waited_for_while_a_quorum_needs_it(rounds: Rounds) -> None:
+    rounds.c_is_gone()
+    assert not rounds.after(3600, quorum=3).enough(["c"])
+    take = rounds.after(0, "a")
+    take("b", pack(Update(rounds.number, ("Mass",), {}, {}, ones(("Mass",)))))  # rejected
+    assert not take.enough(["c"])
+
+
+def test_a_site_that_works_for_long_is_not_gone(rounds: Rounds) -> None:
+    rounds.after(3600, fetched="c")
+    rounds.collector.close({})
+    assert rounds.events == []
+    assert not rounds.after(0).enough(["c"])
+
+
+def test_short_rounds_add_up(rounds: Rounds) -> None:
+    for _ in range(2):
+        rounds.after(0.6 * PATIENCE, grace=0.0)
+        rounds.collector.close({})
+    assert rounds.events == [("gone", "c")]
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
+    grace: float, rounds: Rounds
+) -> None:
+    """Its next process needs ten seconds; rounds of one second left it out eight times."""
+    take = rounds.after(0.9 * PATIENCE, grace=grace)
+    assert not take.enough(["c"])
+    take.note_fetch("c")
+    assert take.enough(["c"]) == (grace == 0)
+    rounds.now += grace
+    take.note_fetch("c")
+    assert take.enough(["c"]), "a second fetch gains no time"
+    rounds.answer(take, "c")
+    rounds.collector.close({})
+    assert rounds.events == []
+
+
+def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Rounds) -> None:
+    for _ in range(2):
+        take = rounds.after(0.5, fetched="c", grace=1.0)
+        assert not take.enough(["c"])
+        rounds.now += 0.5
+        assert take.enough(["c"])
+        rounds.collector.close({})
+
+
+def test_a_site_that_does_not_come_back_costs_one_wait(rounds: Rounds) -> None:
+    assert rounds.after(PATIENCE, grace=1.0).enough(["c"])
+    rounds.collector.close({})
+    assert rounds.after(0, grace=1.0).enough(["c"])
+
+
+def test_a_site_cannot_make_every_round_wait_for_its_fetch(rounds: Rounds) -> None:
+    for _ in range(MOST_LATE):
+        take = rounds.after(LATE, grace=1.0)
+        assert not take.enough(["c"])
+        rounds.answer(take, "c")
+        rounds.collector.close({})
+    assert rounds.after(1, grace=1.0).enough(["c"])
+
+
+def test_a_site_that_fetches_at_once_is_never_late(rounds: Rounds) -> None:
+    for _ in range(MOST_LATE + 1):
+        rounds.after(PATIENCE, *SITES, grace=1.0)
+        rounds.collector.close({})
+    assert not rounds.after(PATIENCE - 1, grace=1.0).enough(["c"])
+
+
+def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(rounds: Rounds) -> None:
+    """The whole site is killed; the round stayed open until its timeout, without a word."""
+    take, begun = rounds.open(), rounds.now
+    for site in SITES:
+        take.note_fetch(site)
+    rounds.during(600, take, ["a", "b", "c"], "abc")
+    lost = rounds.now
+    rounds.answer(take, "a", "b")
+    rounds.during(3600, take, ["c"], "ab")
+    assert rounds.now == lost + SILENT + GRACE
+    assert rounds.waited == [(["c"], WAIT, ["c"])], f"the sites trained from {begun} on, which is no news"
+    assert take.note_loss("c") == "lost: not heard from for 3 min"
+    assert not take.note_loss("b")
+    rounds.collector.close({})
+    assert rounds.events == [("gone", "c")]
+    take = rounds.open()
+    rounds.answer(take, "a", "b")
+    assert take.enough(["c"]), "later rounds do not wait"
+    take.note_fetch("c")
+    assert rounds.events == [("gone", "c"), ("back", "c")]
+
+
+@pytest.mark.parametrize(("heard", "quorum"), [("abc", 2), ("", 2), ("ab", 3)])
+def test_a_slow_site_one_without_heartbeats_and_one_that_is_needed_are_waited_for(
+    heard: str, quorum: int, rounds: Rounds
+) -> None:
+    take, begun = rounds.open(quorum), rounds.now
+    take.note_fetch("c")
+    if quorum == 3:
+        rounds.collector.attendance.heard("c")
+    rounds.answer(take, "a", "b")
+    rounds.during(3600, take, ["c"], heard)
+    assert rounds.now == begun + 3600
+    lost = ["c"] if quorum == 3 else []
+    minutes = [2, 4, 8, 16, 26, 36, 46, 56]
+    assert rounds.waited == [(["c"], 60 * after, lost) for after in minutes]
+
+
+def test_a_line_that_is_cut_for_less_than_the_grace_costs_nothing(rounds: Rounds) -> None:
+    take = rounds.open()
+    rounds.collector.attendance.heard("c")
+    rounds.answer(take, "a", "b")
+    rounds.during(SILENT + GRACE - 10, take, ["c"], "ab")
+    rounds.during(600, take, ["c"], "abc")
+    assert not take.enough(["c"])
+    rounds.answer(take, "c")
+    rounds.collector.close({})
+    assert rounds.events == []
+
+
+def test_lost_sites_are_named_before_anybody_has_answered(rounds: Rounds) -> None:
+    take = rounds.open()
+    rounds.collector.attendance.heard("c")
+    rounds.during(240, take, ["a", "b", "c"], "ab")
+    assert rounds.waited == [(["c"], WAIT, ["c"])]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from parties import METHOD
 from torch.nn.modules.module import register_module_forward_hook
 
 from rounds import conformant, context_of
@@ -26,7 +27,6 @@ from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16, weights="random")
 TRAINING = sorted(name for name, kind in METHODS.items() if not kind.about.local_only)
-
 STEP = 4
 """Passes of a step at most: a method may compare the model with a teacher, on several views of a batch."""
 
@@ -132,11 +132,8 @@ def test_features_of_a_prior_stop_at_each_batch(
 
 
 def test_images_stop_being_decoded(tmp_path: Path, tiny: Any) -> None:
-    federation = tiny(conformant("surgical"))
-    site = next(iter(federation.sites().values())) if callable(federation.sites) else None
-    assert site
-    abort = Abort(2)
-    with abort.over(), pytest.raises(Aborted):
+    site = tiny(METHOD).sites()["alpha"]
+    with Abort(2).over(), pytest.raises(Aborted):
         _ = site.trainer.data
     assert not list(tmp_path.rglob("*.npy"))
     assert len(site.trainer.data[1]["train"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -38,6 +37,7 @@ from suture.protocol.messages import (
 from suture.protocol.packing import pack
 from suture_admin.ledger import budget_lines, read_statement, state_of
 from suture_results.notes import describe_spent
+from world import refused, site_config
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 
@@ -99,9 +99,15 @@ def test_a_release_is_written_once_and_read_by_another_process(tmp_path: Path) -
 
 
 @pytest.mark.complete
-def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "answers"),
+    [({"max_figures": 70}, 70), ({"max_experiments": 2}, 50), ({"max_epsilon": 10.0}, 4)],
+)
+def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(
+    budget: dict[str, float], answers: int, tmp_path: Path
+) -> None:
     ledger(tmp_path)
-    limits = LIMITS.model_copy(update={"max_figures": 70})
+    limits = LIMITS.model_copy(update=budget)
     children = []
     for job in range(4):
         child = os.fork()
@@ -116,8 +122,8 @@ def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path)
             os._exit(kept)
         children.append(child)
     kept = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert kept == 70
-    assert tally_of(ledger(tmp_path).releases()).figures == {"A": 70}
+    assert kept == answers
+    assert tally_of(ledger(tmp_path).releases()).figures == {"A": answers}
 
 
 def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break(tmp_path: Path) -> None:
@@ -129,22 +135,17 @@ def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break
     assert len(ledger(tmp_path).releases()) == 1
     ledger(tmp_path).record(release(2))
     assert [r.round for r in own.releases()] == [1, 2]
-    text = path.read_text().splitlines(keepends=True)
-    for damaged in (
-        text[0][:40] + "\n",
-        text[0].replace("true", '"maybe"'),
-        text[0].replace("noise", "nose"),
-    ):
-        path.write_text(damaged + text[1])
-        with pytest.raises(ConfigError, match=r"ledger.jsonl is incomplete: line 1 is damaged"):
+    first, second = path.read_text().splitlines(keepends=True)
+    for damaged in (first[:40] + "\n", first.replace("true", '"maybe"'), first.replace("noise", "nose")):
+        path.write_text(damaged + second)
+        with refused("ledger.jsonl", "line 1", by=ConfigError):
             ledger(tmp_path).record(release(3))
 
 
 @pytest.mark.parametrize("trace", ["noise.key", "counts.json", "round-000004.safetensors"])
 def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, tmp_path: Path) -> None:
     for experiment, file in (("old", trace), ("failed", "errors.jsonl")):
-        (tmp_path / EXPERIMENTS / experiment).mkdir(parents=True)
-        (tmp_path / EXPERIMENTS / experiment / file).touch()
+        write(tmp_path, experiment, file)
     own = ledger(tmp_path)
     own.record(release(1))
     assert own.spent().epsilon is None
@@ -152,22 +153,28 @@ def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, 
     assert [line.experiment for line in state_of(own, LIMITS).lines] == ["old", "one"]
 
 
+def write(state: Path, experiment: str, file: str = "round-000001.safetensors") -> None:
+    (state / EXPERIMENTS / experiment).mkdir(parents=True)
+    (state / EXPERIMENTS / experiment / file).touch()
+
+
 def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_path: Path) -> None:
     own = ledger(tmp_path)
+    write(tmp_path, "one")
+    assert not ledger(tmp_path).releases(), "the state of the first task is no older experiment"
     own.record(release(1))
-    (tmp_path / EXPERIMENTS / "one").mkdir(parents=True)
-    (tmp_path / EXPERIMENTS / "one" / "round-000001.safetensors").touch()
     (tmp_path / "ledger.jsonl").unlink()
     own.record(release(2))
     assert [r.task for r in own.releases()] == ["unknown", "train"]
     assert own.spent().epsilon is None
 
 
-def test_the_state_of_the_first_task_is_not_taken_for_an_older_experiment(tmp_path: Path) -> None:
-    ledger(tmp_path)
-    (tmp_path / EXPERIMENTS / "one").mkdir(parents=True)
-    (tmp_path / EXPERIMENTS / "one" / "round-000001.safetensors").touch()
-    assert not ledger(tmp_path).releases()
+def test_the_ledger_leaves_the_files_of_experiments_alone(tmp_path: Path) -> None:
+    """A process of another container writes one: its number means nothing here."""
+    writing = tmp_path / "other" / ".round-000002.safetensors.4194000.abcdef01.tmp"
+    writing.mkdir(parents=True)
+    Ledger(tmp_path / "ledger.jsonl", PrivacyConfig()).record(release(1))
+    assert writing.exists()
 
 
 def test_other_settings_begin_another_line() -> None:
@@ -192,16 +199,14 @@ def test_the_administrator_sees_what_is_left(tmp_path: Path) -> None:
         assert (found.answers_left, found.anew_left) == ({"one": 1997, "two": 1999}, {"one": 2, "two": 3})
         assert (found.figures, found.figures_left) == ({"A": 6, "B": 1}, {"A": 9994, "B": 9999})
         assert (found.spent.updates, found.spent.epsilon) == (4, None)
-    (tmp_path / "local").mkdir()
-    (tmp_path / "local" / "suture.toml").write_text(
-        '[data]\ndataset = "hospital"\nroot = "x"\ntable = "y"\n'
-        '[privacy]\nmax_answers = 2\nreanswers = 0\nmax_figures = 6\n[storage]\nstate = "../suture"\n'
-    )
+    data = {"dataset": "hospital", "root": "x", "table": "y"}
+    budgets = {"max_answers": 2, "reanswers": 0, "max_figures": 6}
+    site_config(tmp_path / "local", data=data, privacy=budgets, storage={"state": "../suture"})
     for folder in (tmp_path, state):
         found = read_statement(folder)
         assert (found.answers_left, found.anew_left) == ({"one": 0, "two": 1}, {"one": 0, "two": 0})
         assert found.figures_left == {"A": 0, "B": 5}
-    with pytest.raises(ConfigError, match=r"has no ledger.jsonl: give the workspace of a site"):
+    with refused("ledger.jsonl", by=ConfigError):
         read_statement(tmp_path / "local" / "nowhere" / "at all")
 
 
@@ -265,27 +270,21 @@ def history(draw: random.Random, folder: Path) -> tuple[str, list[float]]:
 
 
 @pytest.mark.complete
-def test_the_report_is_never_below_an_independent_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)  # 5000 of them take a minute
+def test_the_report_is_never_below_an_independent_ledger(tmp_path: Path) -> None:
     infinite = 0
-    for number in range(1_000):
+    for number in range(300):
         draw = random.Random(number)
         (folder := tmp_path / str(number)).mkdir()
         note, noises = history(draw, folder)
         delta = float(re.search(r"at δ = (\S+)", note)[1]) if "at δ" in note else math.nan  # type: ignore[index]
         if 0.0 in noises:
             infinite += 1
-            assert (
-                f"ε = ∞, because {noises.count(0.0)} of its {len(noises)} updates were sent without noise"
-                in note
-            )
+            assert "ε = ∞" in note
+            assert f"{noises.count(0.0)} of its {len(noises)} updates" in note
         elif noises:
             said = float(re.search(r"ε ≤ (\S+)", note)[1])  # type: ignore[index]
             assert exact_delta(said, noises) <= delta * (1 + 1e-5)
             assert f"over all its {len(noises)} updates" in note
         else:
             assert "ε ≤ 0" in note
-    assert 10 < infinite < 200
-    assert len(json.dumps(note)) < 600
+    assert 3 < infinite < 60

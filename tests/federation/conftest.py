@@ -1,0 +1,1 @@
+"""Here, so that tests of server and site find the helpers beside it."""
