@@ -446,13 +446,10 @@ def _parameter(one: Any, hint: Any) -> tuple[str, str, str]:
 
 
 def write_flare_form(program: Path, folder: Path) -> Path:
-    """Write app/config and meta.json, as FLARE exports a job of its own workflow, beside app/custom."""
+    """Write a job of FLARE's own workflow as FLARE exports it: a site's app names its classes alone."""
     with TemporaryDirectory() as scratch:
         run([sys.executable, program, "--export", "--export-dir", scratch], check=True, stdout=DEVNULL)
-        shutil.copytree(
-            Path(scratch, folder.name, "app", "config"), folder / "app" / "config", dirs_exist_ok=True
-        )
-        shutil.copy(Path(scratch, folder.name, "meta.json"), folder)
+        shutil.copytree(Path(scratch, folder.name), folder, dirs_exist_ok=True)
     return folder
 
 

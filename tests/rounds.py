@@ -8,22 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-<<<<<<< HEAD
+from small_hospitals import EVERY
 from suture.federation.loop import Loop
+from suture.federation.server.global_model import initial
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, RoundContext, local_round
-=======
-from small_hospitals import EVERY
-from suture.federation.server.global_model import initial
-from suture.federation.site.site import Site
-from suture.learning.training import LocalTraining, SiteContext
-from suture.methods import METHODS
-from suture.methods.base import Method, RoundContext, local_round
 from suture.models.classifier import Preprocessing
->>>>>>> papers
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
@@ -73,7 +66,6 @@ def configured(site: Site, **sections: dict[str, Any]) -> Site:
     return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
 
 
-<<<<<<< HEAD
 def step_by_step(server: Server, sites: Mapping[str, Site]) -> Iterator[GlobalModel]:
     """The global model at the start, and after each round, which is trained when it is asked for."""
     loop = Loop(dict(sites))
@@ -82,7 +74,8 @@ def step_by_step(server: Server, sites: Mapping[str, Site]) -> Iterator[GlobalMo
     while not server.done:
         server.close_round(loop.exchange("train", server.assign(), server.receiver()))
         yield server.model
-=======
+
+
 class Precise:
     """A site's preprocessing in float64, as Adam's first steps blow rounding up."""
 
@@ -98,7 +91,6 @@ def precise(site: SiteContext) -> SiteContext:
     prepare: Any = Precise(site.prepare)
     samples = {split: replace(part, y=part.y.double()) for split, part in site.samples.items()}
     return replace(site, model=site.model.double(), prepare=prepare, samples=samples)
->>>>>>> papers
 
 
 def train_round(

@@ -98,7 +98,7 @@ def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -
     jobs = installed / "suture_jobs"
     folders = {path.parent for path in jobs.glob("*/job.*")}
     plans = {path.parents[2] for path in jobs.glob("*/app/config/plan.json")}
-    flares_own = {path.parents[2] for path in jobs.glob("*/app/custom/client.py")}
+    flares_own = {path.parent for path in jobs.glob("*/client.py")}
     assert plans == folders - flares_own
     assert {path.parent for path in jobs.glob("*/meta.json")} == folders
     code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}

@@ -458,8 +458,8 @@ def test_stated_codes_come_after_the_built_in_ones_and_mean_their_class() -> Non
     assert found.keys() == {"Pneumothorax", long}
     assert texts(found["Pneumothorax"]) == ["SCT:36118008", "I10C:J93.9", "RADLEX:RID5352"]
     assert found[long] == (Code("RADLEX", "RID1", "X" * 64),), "DICOM takes 64 characters of a meaning"
-    named = codes_of(["Ptx"], {"Ptx": ("SCT:36118008", "RADLEX:RID5352")})["Ptx"]
-    assert [code.meaning for code in named] == ["Pneumothorax", "Pneumothorax, unspecified", "Ptx"]
+    named = codes_of(["PTX"], {"PTX": ("SCT:36118008", "RADLEX:RID5352")})["PTX"]
+    assert [code.meaning for code in named] == ["Pneumothorax", "Pneumothorax, unspecified", "PTX"]
     # One of the same system replaces the built-in one.
     other = codes_of(["Pneumothorax"], {"Pneumothorax": ("I10C:J93.83", "I10:J93.8")})["Pneumothorax"]
     assert texts(other) == ["SCT:36118008", "I10:J93.8", "I10C:J93.83"]
@@ -525,13 +525,13 @@ def test_codes_of_another_form_are_refused() -> None:
 def test_a_party_states_one_code_of_a_system_for_a_class_and_no_code_twice() -> None:
     synonyms = {"Pneu": "PTX"}
     assert stated_codes({"Pneu": ("I10:J93.9", "SCT:36118008"), "effusion": "I10:J90"}, synonyms) == {
-        "Ptx": ("I10:J93.9", "SCT:36118008"),
+        "PTX": ("I10:J93.9", "SCT:36118008"),
         "Pleural Effusion": ("I10:J90",),
     }
     faulty: list[tuple[dict[str, Any], list[str]]] = [
         ({"A": ("I10:J93.9", "I10:J90")}, ["'A'", "I10:J93.9", "I10:J90"]),
         ({"A": "I10:J90", "B": "I10:J90"}, ["'A'", "'B'", "I10:J90"]),
-        ({"PTX": "I10:J90", "Pneu": "I10:J93.9"}, ["'Pneu'", "'Ptx'"]),
+        ({"PTX": "I10:J90", "Pneu": "I10:J93.9"}, ["'Pneu'", "'PTX'"]),
         ({"PTX": "I10:Pneu"}, ["'PTX'", "I10:Pneu"]),
     ]
     for codes, named in faulty:

@@ -199,18 +199,19 @@ def test_each_script_of_the_example_learns(
 
 @pytest.mark.complete
 @pytest.mark.parametrize(
-    ("job", "counts", "beside"),
+    ("job", "words", "counts", "beside"),
     [
-        ("surgical", False, set()),
-        ("fedlsm", True, {"weight", "class_weights", "scalars"}),
-        ("fedmas", False, {"weight"}),
-        ("pmfl", False, {"scalars", "train_loss"}),
+        ("surgical", ["Mass", "Nodule"], False, set()),
+        ("fedlsm", ["Mass", "Nodule"], True, {"weight", "class_weights", "scalars"}),
+        ("fedmas", ["Edema", "Mass", "Nodule"], False, {"weight"}),
+        ("pmfl", ["effusion"], False, {"scalars", "train_loss"}),
     ],
 )
 def test_a_job_of_flare_sends_beside_the_weights_what_its_paper_does(
-    job: str, counts: bool, beside: set[str], at_site: Any, monkeypatch: pytest.MonkeyPatch
+    job: str, words: list[str], counts: bool, beside: set[str], at_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = JOBS / f"flare_{job}" / "app" / "custom"
+    code = JOBS / f"flare_{job}" / "app_site-1" / "custom"
+    monkeypatch.setattr(sys, "argv", ["client.py", *words])
     monkeypatch.syspath_prepend(str(code))
     sys.modules.pop("shared", None)
     shared = import_module("shared")

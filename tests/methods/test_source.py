@@ -190,7 +190,7 @@ def test_one_broken_package_does_not_hide_the_others(
     far.with_name("far_method.py").write_text(MODULE.replace('"near"', '"far"'))
     install(entry, text)
     monkeypatch.setenv("COLUMNS", "300")
-    printed = command("list")
+    printed = command("list", "methods")
     for one in ("Surgical Aggregation", "Near (nobody, 2026)", named):
         assert one in " ".join(printed.split())
     with pytest.warns(UserWarning, match="left out: ") as warned:

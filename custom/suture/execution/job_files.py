@@ -38,8 +38,8 @@ def _files() -> list[Path]:
 
 
 def _is_flares(path: Path) -> bool:
-    """Whether a job.py has the script of a site in its app."""
-    return path.name == "job.py" and (path.parent / "app" / "custom" / "client.py").is_file()
+    """Whether a job.py has the script of a site beside it, as FLARE's recipes want."""
+    return path.name == "job.py" and (path.parent / "client.py").is_file()
 
 
 def job_file(job: str | Path, *, trust: bool = False) -> Path:

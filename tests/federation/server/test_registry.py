@@ -200,7 +200,7 @@ def test_a_census_is_under_the_federations_names() -> None:
         ({"a": coded(PTX=(PTX, CODED)), "b": coded(Pneumothorax=CODED)}, (), ("Pneumothorax",), (CODED, PTX)),
         # An experiment keeps the names of its classes.
         ({"a": coded(Cyst=ONE), "b": coded(Zyste=ONE)}, ("Zyste",), ("Zyste",), (ONE,)),
-        ({"a": coded(PTX=PTX), "b": coded(Pneumothorax="")}, ("Ptx",), ("Ptx",), (PTX,)),
+        ({"a": coded(PTX=PTX), "b": coded(Pneumothorax="")}, ("PTX",), ("PTX",), (PTX,)),
         # Look-alikes of one code are one class and need no decision.
         ({"a": coded(Lung_Scar=ONE), "b": coded(Lung_Scra=ONE)}, (), ("Lung Scar",), (ONE,)),
     ],

@@ -54,20 +54,6 @@ def training() -> tuple[DeclaredResultFilter, FLContext]:
     return guard, received(guard, shareable(GOOD, labels=OWN, phase="main"))
 
 
-def test_one_filter_of_all_sites_holds_each_to_its_own_classes() -> None:
-    guard = DeclaredResultFilter("surgical", {"server": OWN, "beta": ["Edema"]})
-    ctx = received(guard, shareable(GOOD, labels=OWN, phase="main"))
-    passed = from_shareable(guard.process(shareable(GOOD, labels=OWN), ctx))
-    assert passed.meta["labels"] == OWN
-    with pytest.raises(RejectedUpdate):
-        guard.process(
-            shareable(full(1.0, 1), labels=["Edema"], phase="main"), context("server", FilterKey.IN)
-        )
-    stranger = DeclaredResultFilter("surgical", {"beta": OWN})
-    with pytest.raises(RejectedUpdate):
-        stranger.process(shareable(GOOD, labels=OWN, phase="main"), context("server", FilterKey.IN))
-
-
 def held_back(sent: Shareable, guard: DeclaredResultFilter, ctx: FLContext) -> None:
     """It does not leave; FLARE writes the error into the log of errors, which says nothing of it."""
     with pytest.raises(RejectedUpdate) as caught:

@@ -71,7 +71,7 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
     `method`, `head`, `label_type` and `settings` are as in `MethodAggregator`.
 
     Args:
-        labels: the classes that the site annotates, or those of each site by its name.
+        labels: the classes that the site annotates.
         images: the largest number of training images that the site may announce.
         metrics: closed range of each metric that may leave, such as ``{"accuracy": [0, 1]}``.
 
@@ -82,7 +82,7 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
     def __init__(
         self,
         method: str,
-        labels: Sequence[str] | Mapping[str, Sequence[str]],
+        labels: Sequence[str],
         head: str = "head",
         label_type: LabelType = "multilabel",
         settings: Mapping[str, Any] | None = None,
@@ -90,10 +90,7 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         metrics: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         super().__init__([DataKind.WEIGHTS], [DataKind.WEIGHTS])
-        by_site = labels if isinstance(labels, Mapping) else {"": labels}
-        self.configure(method, next(iter(by_site.values()), ()), head, label_type, settings, images)
-        self.labels: Any = labels  # FLARE exports an argument that is an attribute of the same name
-        self._own = {site: contract.check_labels(names) for site, names in by_site.items()}
+        self.configure(method, labels, head, label_type, settings, images)
         self.metrics = dict(metrics or {})
         if any(not isinstance(bounds, Sequence) or len(bounds) != 2 for bounds in self.metrics.values()):
             raise ConfigError("metrics: give the lowest and the highest value of each")
@@ -121,30 +118,25 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         # At the server, a result comes in: taken for a task, its tensors would pass.
         if self.get_prop(FilterContextKey.CHAIN_TYPE, _CHAINS.get(direction)) != _CHAINS.get(direction):
             raise RejectedUpdate("the wrong place; add this filter to a site's task data in and results out")
-        site = fl_ctx.get_identity_name() if isinstance(self.labels, Mapping) else ""
-        if (own := self._own.get(site)) is None:
-            raise RejectedUpdate(f"the filter names no classes of {site}; give it those of every site")
         if direction == FilterKey.IN:
-            fl_ctx.set_prop(ALLOWED, self._allowed(dxo, own), private=True, sticky=False)
+            fl_ctx.set_prop(ALLOWED, self._allowed(dxo), private=True, sticky=False)
             return dxo
         allowed = fl_ctx.get_prop(ALLOWED)
         if direction != FilterKey.OUT or allowed is None:
             raise RejectedUpdate("the task was not seen; add this filter to task data in and to results out")
-        return (
-            self._introduction(dxo, own) if allowed.task.task == "handshake" else self._result(dxo, allowed)
-        )
+        return self._introduction(dxo) if allowed.task.task == "handshake" else self._result(dxo, allowed)
 
-    def _allowed(self, dxo: DXO, own: tuple[str, ...]) -> AllowedReply:
+    def _allowed(self, dxo: DXO) -> AllowedReply:
         task, own_only = self._contract.task(dxo), self._contract.method.labels.view != "all"
-        labels, annotated = set(task.labels), set(own)
-        if task.task == "train" and (labels != annotated if own_only else not labels >= annotated):
+        labels, own = set(task.labels), set(self._names)
+        if task.task == "train" and (labels != own if own_only else not labels >= own):
             raise RejectedUpdate("the task has rows of other classes than the site annotates")
-        allowed = self._contract.allowed(task, own, self.images)
+        allowed = self._contract.allowed(task, self._names, self.images)
         return replace(allowed, task=without_tensors(task))
 
-    def _introduction(self, dxo: DXO, own: tuple[str, ...]) -> DXO:
+    def _introduction(self, dxo: DXO) -> DXO:
         info = self._contract.introduction(dxo, self.images)
-        if set(info.labels) != set(own):
+        if set(info.labels) != set(self._names):
             raise RejectedUpdate("other classes than the site declares to its filter")
         about = {contract.LABELS: list(info.labels), contract.IMAGES: info.n["train"]}
         return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
