@@ -124,8 +124,8 @@ def records_of(cell: Cell) -> list[Record]:
 TEXT = """# Attacks and defences
 
 Written by `python benchmarks/attacks/table.py --render` from the runs in records.jsonl beside it; [Protect a
-site's updates](../protection.md#which-protection) says what follows. Sites that lie are one of 4 or two of 10
-(`two`: two of 4 as well). They, and the honest runs, train a hidden block and a head on the features of a
+site's updates](../protection.md#choose-a-protection) says what follows. Sites that lie are one of 4 or two of
+10 (`two`: two of 4 as well). They, and the honest runs, train a hidden block and a head on the features of a
 frozen network; membership a head alone, at sites of about 50 patients; backdoors and inversion small
 networks. Defences: the robust merges `clip`, `median` and `trimmed`; `ε`, DP-SGD per patient at every site;
 secure aggregation, with real masks; `limits`, a site's default budgets and rules of disclosure (for averaging
