@@ -93,11 +93,11 @@ def test_the_page_on_reliability_is_written_from_its_template() -> None:
     assert re.fullmatch(pattern, (ROOT / "docs" / "reference" / "reliability.md").read_text())
 
 
-def test_the_page_on_using_a_model_counts_cells_and_bytes_as_the_code_does() -> None:
+def test_the_page_on_using_a_model_counts_bins_and_bytes_as_the_code_does() -> None:
     text = " ".join((ROOT / "docs" / "use_a_model.md").read_text().split())
-    assert f"in each of {CELLS} cells of log-odds, 1/{1 / (GRID[1] - GRID[0]):g} wide" in text
+    assert f"in each of {CELLS} bins of log-odds, 1/{1 / (GRID[1] - GRID[0]):g} wide" in text
     counts = np.zeros((2, CELLS), np.int32)  # of positives and of negatives, as a site sends them
-    assert f"({counts.nbytes:,} bytes a class and site)" in text
+    assert f"({counts.nbytes:,} bytes per class and site)" in text
 
 
 def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:
