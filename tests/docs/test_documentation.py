@@ -142,6 +142,6 @@ def test_no_page_promises_that_a_site_cannot_learn_which_classes_others_know() -
 
 def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
-    recipe = page.split("## Real hosts")[1].split("\n## ")[0]
+    recipe = page.split("## Set up real hosts")[1].split("\n## ")[0]
     assert "suture policy . " in recipe
     assert not re.search(r"suture policy \. +--|--loose|--bundle", recipe)
