@@ -48,7 +48,7 @@ _SOON = timedelta(days=30)
 _WAIT = 5.0
 _VERDICT = 2.0
 """Seconds for which a server may refuse a certificate after the handshake."""
-_ANEW = "have this kit provisioned again (docs/deployment.md, Certificates)"
+_ANEW = "have this kit provisioned again (docs/deployment.md, Renew and revoke certificates)"
 _RESTORE = "restore it from the startup kit's archive"
 
 _Status = Literal["ok", "warning", "error"]

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.complete
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 HOSTS, SECTION = (
-    PAGE.partition(f"## {title}")[2].partition("\n## ")[0] for title in ("Real hosts", "Certificates")
+    PAGE.partition(f"## {title}")[2].partition("\n## ")[0]
+    for title in ("Set up real hosts", "Renew and revoke certificates")
 )
 RENEW = re.findall(r"^ {4}(.+?)(?: {2,}#.*)?$", SECTION, re.MULTILINE)
 

@@ -102,7 +102,7 @@ def test_the_page_on_using_a_model_counts_bins_and_bytes_as_the_code_does() -> N
 
 def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:
     page = (ROOT / "docs" / "deployment.md").read_text()
-    recipe = page.split("## Real hosts")[1].split("\n## ")[0]
+    recipe = page.split("## Set up real hosts")[1].split("\n## ")[0]
     assert "suture policy . " in recipe
     assert not re.search(r"suture policy \. +--|--loose|--bundle", recipe)
 
