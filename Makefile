@@ -57,7 +57,7 @@ flwr: .venv-flwr/.installed
 	touch $@
 
 lint: install
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python .ci/prose.py && $(BIN)/mypy
 
 # The documentation as a site in site/; a broken link is an error. `python benchmarks/reference.py` writes the generated pages.
 docs: install
