@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetches all that an installation takes into dist/wheels, about 4 GB, for a host without a package index:
-#   examples/deploy/wheels.sh
-# There, in a virtual environment with the same Python:
-#   pip install --no-index --find-links wheels --require-hashes -r wheels/requirements.txt
-#   pip install --no-index --no-deps wheels/suture-*.whl
+# Fetches all that an installation takes into dist/wheels, about 4 GB, for a host without a package index.
+# In the repository's folder: examples/deploy/wheels.sh
+# On that host, in a virtual environment with the same version of Python:
+#   (cd wheels && sha256sum --check SHA256SUMS) && pip install --no-index --find-links wheels suture
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-make dist requirements
-pip download --require-hashes --only-binary :all: --dest dist/wheels --requirement dist/requirements.txt
-cp dist/requirements.txt dist/suture-*.whl dist/wheels
+rm -rf dist/wheels && make dist requirements
+python3 -m pip wheel --require-hashes --requirement dist/requirements.txt --wheel-dir dist/wheels # pyhocon has none
+cp dist/suture-*.whl dist/wheels
+cd dist/wheels && sha256sum -- *.whl > SHA256SUMS
