@@ -49,7 +49,6 @@ def test_compose_starts_the_projects_parties_with_the_images_volumes() -> None:
 
 def test_the_service_runs_a_sites_own_script_with_a_users_rights() -> None:
     unit = RawConfigParser(strict=False)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(FOLDER / "suture.service")
     service = unit["Service"]
     assert service["User"] != "root"
