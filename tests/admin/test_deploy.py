@@ -13,6 +13,7 @@ from pydoc import locate
 from typing import Any
 
 import pytest
+import yaml
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
@@ -33,17 +34,14 @@ from suture_admin.kit_checks import Finding, check_policy
 from suture_admin.policy import CLASSES, VALIDATOR, bypasses, storages, survives
 from world import suture
 
+ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "registry.example.org/suture:1"
 RUNTIMES: dict[str, Any] = {
     "docker": {"runtime": "docker", "parent": {"docker_image": IMAGE}},
     "k8s": {"runtime": "k8s", "parent": {"docker_image": IMAGE, "workspace_mount_path": "/kit"}},
     "slurm": {
-        "runtime": "slurm",
-        "job_launcher": {
-            "sandbox": "none",
-            "python_path": "/usr/bin/python3",
-            "executables": {name: f"/usr/bin/{name}" for name in ("sbatch", "squeue", "sacct", "scancel")},
-        },
+        **yaml.safe_load((ROOT / "examples" / "deploy" / "slurm.yaml").read_text()),
+        "parent": None,  # which a server may not have
     },
 }
 STUDIES: dict[str, Any] = {"default": {"container": {"image": IMAGE}}}
