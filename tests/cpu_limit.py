@@ -25,7 +25,7 @@ BY_NAME = (
     "tests/flare/test_simulator.py::test_adapters_and_secure_aggregation_give_what_the_loop_gives",
     "tests/methods/test_conformance.py::test_a_federation_learns_and_shows_sites_what_is_declared",
     "tests/methods/test_conformance.py::test_its_half_at_the_sites_keeps_the_contract",
-    "tests/methods/test_example.py::test_it_has_at_most_25_lines_and_keeps_the_contract",
+    "tests/methods/test_source.py::test_the_example_has_at_most_25_lines_and_keeps_the_contract",
 )
 """Beginnings of the node ids of tests that stay in the fast tier whatever they cost."""
 

@@ -21,6 +21,7 @@ import suture.methods
 import suture.testing
 from federated import at_site, random_batch
 from packages import installed
+from suture.cli.common import console
 from suture.core.errors import ConfigError
 from suture.data.batch import Batch
 from suture.methods import METHODS, _load, method_class, outside
@@ -189,7 +190,7 @@ def test_one_broken_package_does_not_hide_the_others(
     far = install("far = far_method:Near", dist="far")
     far.with_name("far_method.py").write_text(MODULE.replace('"near"', '"far"'))
     install(entry, text)
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(console, "width", 300)
     printed = command("list", "methods")
     for one in ("Surgical Aggregation", "Near (nobody, 2026)", named):
         assert one in " ".join(printed.split())
