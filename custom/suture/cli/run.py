@@ -333,8 +333,15 @@ def execute(
         _say_who_can_join()
     try:
         with _accompany(folder, watch):
-            how = {"resume": resume, "overwrite": overwrite, "progress": not quiet}
-            run_job(job, env, folder, workers=workers, **how)
+            run_job(
+                job,
+                env,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                workers=workers,
+                progress=not quiet,
+            )
         if quiet:
             print_line(str(folder / "report.html"))
         else:
