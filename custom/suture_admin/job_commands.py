@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suture.cli.common import Detach, FlareStudy, StartupKit, print_line
+from suture.cli.common import Detach, FlareStudy, Json, StartupKit, print_line
 from suture.core.escaping import printable
 from suture.core.files import read_json, write_json
 from suture.core.labels import check_experiment, shown_name
@@ -28,7 +28,7 @@ def status(
     env: Env = "poc",
     startup_kit: StartupKit = None,
     study: FlareStudy = "default",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     check: Annotated[
         bool,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import console, print_line
+from suture.cli.common import Json, console, print_line
 from suture.core.escaping import printable, rich
 from suture.core.files import atomic_write
 
@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "error": "
 
 def doctor(
     workspace: Workspace = Path("."),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check this site or server: versions, certificates, connection, policy, data, disk, GPU."""
     from suture_admin.doctor import examine
@@ -141,7 +141,7 @@ def ledger(
             "and reports its ε as a lower bound.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what this site has released by experiment (answers, ε, figures) and its remaining budgets."""
     from suture_admin.ledger import ledger_tables, ledger_totals, statement_of

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suture.cli.common import Trust, console, print_line
+from suture.cli.common import Json, Trust, console, emit, print_line
 from suture.core.errors import ConfigError, SutureError
 from suture.core.escaping import escape_text, number_of, rich
 
 if TYPE_CHECKING:
     from suture.core.ontology import Decision
+    from suture_prepare.actions import Checked
     from suture_prepare.description import Answers, Discovery
     from suture_prepare.study_labels import LabelLists
 
@@ -179,16 +180,30 @@ def _sites(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def check(study: _Study, trust: Trust = False) -> None:
+def check(study: _Study, trust: Trust = False, as_json: Json = False) -> None:
     """Check the data of all sites of a study: counts, similar class names, problems.
 
     Also writes check.html, with a few images of each site as the model sees them.
     """
     from suture_prepare import actions
+
+    done = actions.check(study, trust=trust)
+    problems = len(done.problems)
+    if as_json:
+        emit("check", done)
+    else:
+        _show(done)
+    if problems:
+        raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
+    if not as_json:
+        print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")
+
+
+def _show(done: Checked) -> None:
+    """Print what a check has found."""
     from suture_prepare.quality import render
     from suture_prepare.study_check import render_matrix
 
-    done = actions.check(study, trust=trust)
     problems = len(done.problems)
     print_line(f"not ready: {number_of(problems, 'problem')}" if problems else "ready")
     for name, found in done.sites.items():
@@ -199,9 +214,6 @@ def check(study: _Study, trust: Trust = False) -> None:
     if done.together.limits:
         print_line("in a federation the sites' limits would round or withhold metrics: see the page, Limits")
     print_line(f"page: {done.page} (data of patients: it stays on this machine)")
-    if problems:
-        raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
-    print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")
 
 
 def labels(

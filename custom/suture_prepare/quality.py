@@ -128,8 +128,8 @@ class Findings:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     words: Words | None = None
-    pictures: tuple[Picture, ...] = ()
-    documents: tuple[Document, ...] = ()
+    pictures: tuple[Picture, ...] = field(default=(), repr=False)  # thousands
+    documents: tuple[Document, ...] = field(default=(), repr=False)
     label_type: LabelType | None = None
 
     @property

@@ -14,7 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from suture.cli.common import JobName, Sets, Trust, job_with, print_line
+from suture.cli.common import JobName, Json, Sets, Trust, emit, job_with, print_line
 from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.escaping import number_of
 
@@ -44,24 +44,54 @@ class SiteFacts:
     positives: Mapping[str, int]
 
 
-def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None:
+@dataclass(frozen=True)
+class Recommendation:
+    """What to try on a study.
+
+    Attributes:
+        start: the method to begin with.
+        reasons: what decides, in sentences.
+        sites: what of each site decides.
+        refused: why a federation of these sites would refuse a method, or the setting that would allow it.
+        commands: which try what is possible.
+    """
+
+    start: str
+    reasons: tuple[str, ...]
+    sites: Mapping[str, SiteFacts]
+    refused: Mapping[str, str]
+    commands: tuple[str, ...]
+
+
+def recommend(job: JobName, settings: Sets = None, trust: Trust = False, as_json: Json = False) -> None:
     """Say what of a study or a simulated job decides, and print the commands that try what can run."""
-    chosen = job_with(job, settings, trust)
+    found = advise(job, settings or [], trust=trust)
+    if as_json:
+        emit("recommend", found)
+        return
+    names: dict[str, list[str]] = {}
+    for name, why in found.refused.items():
+        names.setdefault(why, []).append(name)
+    refused = "; ".join(f"{', '.join(of)} ({why})" for why, of in names.items())
+    not_here = [f"Not possible in a federation of these sites: {refused}"] if refused else []
+    for line in (f"Start with {found.start}.", *found.reasons, *not_here, *found.commands):
+        print_line(line)
+
+
+def advise(job: str, settings: Sequence[str], *, trust: bool = False) -> Recommendation:
+    """Return what to try on a study or a simulated job; arguments as of `recommend`."""
+    chosen = job_with(job, [*settings], trust)
     with TemporaryDirectory() as folder:
         configs = configs_of(chosen, Path(folder))
         facts, labels = facts_of(configs, chosen.label_map)
         refused = _refused(chosen, configs, labels)
-    missing = share_of_missing_labels(facts)
-    for sentence in reasons(facts):
-        print_line(sentence)
-    for name, why in refused.items():
-        print_line(f"not possible here: {name}: {why}")
+    missing, why = share_of_missing_labels(facts), [*reasons(facts)]
     if not missing:
-        print_line("every site annotates every class: the methods for missing labels change nothing")
+        why.append("Every site annotates every class: the methods for missing labels change nothing.")
     # Where no label is missing, they leave plain averaging as it is.
     possible = [name for name in METHODS if name not in refused and (missing or name == "vanilla")]
-    for line in commands(job, chosen, settings or [], possible, trust):
-        print_line(line)
+    lines = commands(job, chosen, settings, possible, trust)
+    return Recommendation((possible or ["individual"])[0], tuple(why), facts, refused, tuple(lines))
 
 
 def configs_of(job: Job, folder: Path) -> dict[str, SiteConfig]:
@@ -127,17 +157,25 @@ def share_of_missing_labels(facts: Mapping[str, SiteFacts]) -> float:
 
 
 def _refused(job: Job, configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet]) -> dict[str, str]:
-    """Return the methods that a site or the labels refuse, and the first reason."""
+    """Return the methods that a site or the labels refuse, and why, or the setting that helps."""
     from suture.execution.job import with_settings
     from suture.execution.refusals import refusals
     from suture.execution.study import StudySites
 
     if not isinstance(job.simulation, StudySites):
         return {}
+    closed = [site for site, config in configs.items() if config.privacy.label_view != "all"]
+    allowed = {
+        site: config.model_copy(update={"privacy": config.privacy.model_copy(update={"label_view": "all"})})
+        for site, config in configs.items()
+    }
     refused: dict[str, str] = {}
     for name, words in METHODS.items():
         try:
-            reason = next(refusals(configs, labels, with_settings(job, list(words))), None)
+            tried = with_settings(job, list(words))
+            reason = next(refusals(allowed, labels, tried), None)
+            if not reason and closed and tried.method.labels.view == "all":
+                reason = f'[privacy] label_view = "all" of {", ".join(closed)} allows it'
         except SutureError as error:
             reason = str(error)
         if reason:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from suture.cli.common import (
+    Json,
     MaxFailed,
     Model,
     ModelDevice,
     console,
     device_of,
+    emit,
     figures_table,
     parse_number_map,
     print_line,
@@ -53,6 +55,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write.")] = None,
     scores: Annotated[Path | None, typer.Option(help="CSV to write: labels and probabilities.")] = None,
     device: ModelDevice = None,
+    as_json: Json = False,
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
     from suture.protocol.messages import few
@@ -61,6 +64,13 @@ def evaluate(
     from suture_results.saved_models import as_metrics, write_scores
 
     done = actions.evaluate(model, data, split, per_patient=per_patient, device=device_of(device))
+    if out:
+        write_json(out, as_metrics(done))
+    if scores:
+        write_scores(done, scores)
+    if as_json:
+        emit("evaluate", as_metrics(done))
+        return
     what = "patients" if per_patient else _read_by(model)
     table = figures_table(f"{count(len(done.patients))} {what}", "AUROC", "95 % CI", "Positives")
     defined = {name: s for name, s in done.classes.items() if s.auroc is not None}
@@ -79,10 +89,6 @@ def evaluate(
         print_line(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
     if done.others:
         print_line(f"not compared, because the data do not label them: {', '.join(done.others)}")
-    if out:
-        write_json(out, as_metrics(done))
-    if scores:
-        write_scores(done, scores)
     for path in filter(None, (out, scores)):
         print_line(f"written: {path}")
 
@@ -94,6 +100,7 @@ def compare(
     split: Chosen = None,
     per_patient: Patients = None,
     device: ModelDevice = None,
+    as_json: Json = False,
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture_results import actions
@@ -101,6 +108,9 @@ def compare(
     from suture_results.formatting import area
 
     found = actions.compare(first, second, data, split, per_patient=per_patient, device=device_of(device))
+    if as_json:
+        emit("compare", found)
+        return
     runs = [folder.parent if folder.name == "model" else folder for folder in (first, second)]
     names = [run.name if runs[0].name != runs[1].name else str(run) for run in runs]
     table = figures_table(
@@ -130,6 +140,7 @@ def decide(
         bool, typer.Option("--overwrite", help="Replace the thresholds that the model has.")
     ] = False,
     device: ModelDevice = None,
+    as_json: Json = False,
 ) -> None:
     """Fit the thresholds of a trained model to validation data on this machine; by default sensitivity 0.9.
 
@@ -148,6 +159,9 @@ def decide(
     points = actions.decide(
         model, data, split, settings=settings, overwrite=overwrite, device=device_of(device)
     )
+    if as_json:
+        emit("decide", points)
+        return
     heads = ("Threshold", "Sensitivity", "Specificity", "Positives", "Negatives")
     table = figures_table(f"on the {_read_by(model)} that they were fitted to", *heads)
     for name, one in points.items():

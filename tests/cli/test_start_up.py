@@ -118,7 +118,10 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
         shown = said(*words.split())
         assert has in shown
         assert "imported" not in shown or words == "--help"
-    listed = said("list")
-    for line in ("meadow Pictures of cows.", "grass not usable:", "Farm Five farms."):
-        assert line in listed
+    for kind, line in (
+        ("datasets", "meadow Pictures of cows."),
+        ("priors", "grass not usable:"),
+        ("simulations", "Farm Five farms."),
+    ):
+        assert line in said("list", kind)
     assert "error: the command 'broken' of other 1.0 (other:NUMBER)" in said("broken")

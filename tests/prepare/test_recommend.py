@@ -23,7 +23,7 @@ def study(tmp_path: Path) -> Path:
 def test_the_command_of_a_study_runs_as_it_is_printed(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(study.parent)
     said = suture("recommend", "study")
-    assert all(fact in said for fact in ("3 sites, 4 classes", "2 of 4 classes"))
+    assert all(fact in said for fact in ("Start with surgical.\n3 sites, 4 classes", "2 of 4 classes"))
     start, *words = shlex.split(said.splitlines()[-1])
     assert (start, words[:2]) == ("suture", ["run", "study"])
     suture(*words, "--seeds", "1", "--rounds", "1")  # the last of an option holds
@@ -40,7 +40,7 @@ def test_the_sites_of_a_job_that_simulates_them_are_read_too() -> None:
 def test_a_method_that_a_site_refuses_is_not_recommended(study: Path) -> None:
     write_hospital(study / "delta", ("Hernia", "Mass"), 25, 9, view="own")
     said = suture("recommend", study)
-    assert "combined: delta" in said
+    assert 'combined, vanilla ([privacy] label_view = "all" of delta allows it)' in said
     assert "--compare" in said
     assert "vanilla" not in said.splitlines()[-1]
 

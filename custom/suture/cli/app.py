@@ -8,18 +8,19 @@ import platform
 import sys
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from suture.cli.common import command_of, console, guard, literal, plain_table, print_line
+from suture.cli.common import Json, command_of, console, emit, guard, literal, plain_table, print_line
 from suture.cli.run import demo, export, run
 from suture.core import VERSION
 from suture.core.entry_points import find_entry_points
 from suture.core.errors import ConfigError, unknown
-from suture.core.escaping import clean_warnings
+from suture.core.escaping import clean_warnings, printable, rich
 from suture.core.processes import keep_memory
 
 PANELS = {
@@ -86,7 +87,7 @@ def options(
     """Train one model over sites that annotate different labels."""
 
 
-Kind = Literal["methods", "models", "priors", "datasets", "simulations", "jobs", "tables"]
+Kind = Literal["methods", "models", "priors", "datasets", "simulations", "jobs", "tables", "runs"]
 """A kind of thing that can be listed alone."""
 
 
@@ -110,41 +111,68 @@ def list_(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="With models: describe this one, such as timm:resnet50, or search, such as timm:vit."
+            help="With models: describe this one, such as timm:resnet50, or search, such as timm:vit. With "
+            "runs: the folder that they are in, by default runs."
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """List methods, models, priors, data sets, simulations, jobs and tables."""
-    if name is not None:
-        _describe(kind, name)
+    """List methods, models, priors, data sets, simulations, jobs, tables and runs."""
+    if kind == "runs":
+        _list_runs(Path(name or "runs"), as_json=as_json)
         return
-    if kind == "methods":
+    if name is not None:
+        _describe(kind, name, as_json=as_json)
+        return
+    if kind == "methods" and not as_json:
         _list_methods()
         return
     from suture.execution.catalogue import rows
 
-    found: dict[str, list[tuple[str, str]]] = {}
-    for of, *row in rows():
-        found.setdefault(f"{of.replace(' ', '')}s", []).append((row[0], row[1]))
+    found: dict[str, dict[str, str]] = {}
+    for of, name_of, text in rows():
+        found.setdefault(f"{of.replace(' ', '')}s", {})[name_of] = text
+    if as_json:
+        emit("list", found if kind is None else found.get(kind, {}))
+        return
     if kind is not None:
         table = plain_table("name", "description")
-        for one in found.get(kind, []):
+        for one in found.get(kind, {}).items():
             table.add_row(*map(escape, one))  # "suture[lite]" is no markup
         console.print(table)
         return
     table = plain_table("kind", "number", "names")
     for word, entries in found.items():
-        table.add_row(word, str(len(entries)), escape(", ".join(name for name, _ in entries)))
+        table.add_row(word, str(len(entries)), escape(", ".join(entries)))
     console.print(table)
     print_line("suture list KIND describes them")
 
 
-def _describe(kind: Kind | None, name: str) -> None:
+def _list_runs(folder: Path, *, as_json: bool) -> None:
+    """Print the runs below a folder."""
+    from suture.execution.catalogue import runs_below
+
+    found = runs_below(folder)
+    if as_json:
+        emit("list", found)
+        return
+    table = plain_table("run", "job", "method", "status", "rounds", "mean AUROC")
+    for one in found:
+        mean = "" if one.mean_auroc is None else f"{one.mean_auroc:.3f}"
+        words = (str(one.folder), one.job, one.method, one.status, str(one.rounds), mean)
+        table.add_row(*(rich(printable(word)) for word in words))
+    console.print(table)
+
+
+def _describe(kind: Kind | None, name: str, *, as_json: bool) -> None:
     """Print the input, the size and the weights of a model."""
     if kind != "models":
         raise ConfigError(f"{name}: only a model is described; write suture list models NAME")
     from suture.execution.catalogue import model_facts
 
+    if as_json:
+        emit("list", dict(model_facts(name)))
+        return
     table = plain_table("", "")
     table.show_header = False
     for row in model_facts(name):

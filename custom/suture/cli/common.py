@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from suture.core import VERSION
 from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.escaping import printable_lines
@@ -68,6 +72,7 @@ ModelDevice = Annotated[
     str | None,
     typer.Option("--device", help="Device of the model: cpu, cuda, cuda:1; by default SUTURE_DEVICE."),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SiteThreads = Annotated[int | None, typer.Option(min=1, help="Torch threads of a simulated site.")]
 Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed precision.")]
 
@@ -77,11 +82,29 @@ def print_line(text: str, style: str = "") -> None:
     console.print(printable_lines(text), style=style, soft_wrap=True, highlight=False, markup=False)
 
 
+def emit(command: str, value: Any) -> None:
+    """Print the result of a command as a line of JSON."""
+    typer.echo(json.dumps({"suture": VERSION, "command": command, "result": plain(value)}, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: NaN becomes null, and fields that a repr leaves out are left out."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.repr}
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
 def plain_table(*columns: str) -> Table:
     """Return a table without lines; the words of commands in its first column are not broken."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=column in ("kind", "method"))
+        table.add_column(column, no_wrap=column in ("kind", "method"), overflow="fold")
     return table
 
 

@@ -138,12 +138,17 @@ def run(
         typer.Option(help="With --compare: folds of cross-validation over each site's patients."),
     ] = None,
     trust: Trust = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Print only the path of the report, and errors.")
+    ] = False,
 ) -> None:
     """Run a job: in a local loop, FLARE's simulator, a POC or production."""
     if not compare and (folds is not None or seeds > 1):
         raise typer.BadParameter("--seeds and --folds are for --compare")
     if detach and watch:
         raise typer.BadParameter("--watch needs a command that waits for the end: leave out --detach")
+    if quiet and (watch or env in ("poc", "prod")):
+        raise typer.BadParameter("--quiet is for a run on this machine without --watch")
     if env in ("local", "sim") or compare:
         _refuse_submission(startup_kit, sites, study, bundle=bundle, detach=detach)
     every = preset_settings(job, preset, trust=trust)
@@ -153,7 +158,7 @@ def run(
         chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
     _compute_on(env, device, site_threads, amp)
     if compare:
-        _compare(chosen, env, _names(compare), out, seeds, folds, workers)
+        _compare(chosen, env, _names(compare), out, seeds, folds, workers, quiet=quiet)
         return
     options = {"--device": device, "--site-threads": site_threads, "--workers": workers}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
@@ -171,6 +176,7 @@ def run(
         bundle=bundle,
         detach=detach,
         watch=watch,
+        quiet=quiet,
     )
 
 
@@ -196,6 +202,8 @@ def _compare(
     seeds: int,
     folds: int | None,
     workers: int | None,
+    *,
+    quiet: bool,
 ) -> None:
     """Compare methods on a study, and show their means; Ctrl-C leaves what the same command continues."""
     from rich.table import Table
@@ -204,7 +212,11 @@ def _compare(
         raise ConfigError("--compare trains each site alone, too, which needs --env local")
     folder = (out or Path("runs") / f"{job.name}-comparison").resolve()
     compare_methods = hook("compare_methods")
-    done = compare_methods(job, methods, folder, seeds=seeds, folds=folds, workers=workers, report=print_line)
+    how = {"seeds": seeds, "folds": folds, "workers": workers}
+    if quiet:
+        print_line(str(compare_methods(job, methods, folder, **how).page))
+        return
+    done = compare_methods(job, methods, folder, **how, report=print_line)
     table = Table(title="mean AUROC (95 % interval)", title_justify="left", show_edge=False)
     for head in ("Method", "Mean AUROC", "Difference from each site alone"):
         table.add_column(head)
@@ -292,6 +304,7 @@ def execute(
     bundle: bool = False,
     detach: bool = False,
     watch: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Run a job and show its table; Ctrl-C says how to go on.
 
@@ -316,12 +329,23 @@ def execute(
             hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
     folder = new_run_folder(job, out)
-    if env == "sim":
+    if env == "sim" and not quiet:
         _say_who_can_join()
     try:
         with _accompany(folder, watch):
-            run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
-        if_installed("show_run")(folder)
+            run_job(
+                job,
+                env,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                workers=workers,
+                progress=not quiet,
+            )
+        if quiet:
+            print_line(str(folder / "report.html"))
+        else:
+            if_installed("show_run")(folder)
     except KeyboardInterrupt:
         print_line(_how_to_go_on(folder, command), style="yellow")
         raise typer.Exit(130) from None

@@ -8,9 +8,11 @@ a test compares. Only what another package registers is imported: nothing else t
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,9 +24,11 @@ from suture.core.entry_points import (
     of_this_distribution,
     package_of,
 )
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.escaping import printable
 from suture.execution.job_files import job_file, jobs_of_flare, known_jobs, may_register, summary
+
+log = logging.getLogger(__name__)
 
 FILE = Path(__file__).with_name("catalogue.json")
 COSTS = Path(__file__).with_name("method_costs.json")
@@ -55,6 +59,44 @@ def rows() -> Iterator[tuple[str, str, str]]:
             continue
         for name, describe in listed():
             yield kind, name, _or_reason(lambda text: text(), describe)
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as `suture list runs` shows it."""
+
+    folder: Path
+    job: str
+    method: str
+    status: str
+    rounds: int
+    mean_auroc: float | None
+
+
+def runs_below(folder: Path) -> list[ListedRun]:
+    """Return the runs in a folder and below it, the newest first; one that cannot be read is a warning.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    from suture.protocol.records import read_metrics, read_run
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} does not exist; name the folder in which runs are")
+    found: list[tuple[float, ListedRun]] = []
+    for place, folders, files in os.walk(folder):
+        if "run.json" not in files:
+            continue
+        folders.clear()  # of its sites: a run holds no other one
+        try:
+            run, metrics = read_run(Path(place)), read_metrics(Path(place))
+        except DataError as error:
+            log.warning("%s", error)
+            continue
+        mean = metrics.mean_auroc if metrics else None
+        row = ListedRun(Path(place), run.job, run.method.name, run.status, run.rounds, mean)
+        found.append((run.started.timestamp(), row))
+    return [row for _, row in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
 def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
