@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,7 @@ from markupsafe import Markup
 
 from suture.core.errors import SutureError, is_bug
 from suture.core.escaping import escape_text
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, read_json
 from suture.core.ontology import Relations
 from suture.data.batch import Augmentation
 from suture.data.split import HEAD, TAIL
@@ -35,6 +36,7 @@ from suture.protocol.records import (
     Round,
     Run,
     SiteRound,
+    parse,
     read_diagnostics,
     read_history,
     read_metrics,
@@ -139,6 +141,24 @@ class Example:
 _WORDS = {"train_loss": "Training loss"}
 """What a number of a site is called, where its name does not say it."""
 
+ALONE = "individual"
+"""The method by which each site trains on its own data only."""
+
+_Bounded = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class _Method:
+    mean: _Bounded
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """comparison.json of `suture run --compare`: mean AUROC of each method, with its 95 % interval."""
+
+    methods: dict[str, _Method]
+
+
 Examples = Mapping[str, Mapping[str, Sequence[Example]]]
 """Images of each class, by its name and by how the model decides them."""
 
@@ -197,6 +217,7 @@ def render_report(
         metrics = None
     content = _content(run, history, metrics)
     content["tuned"] = section(tuned) if tuned else None
+    content["alone"] = _alone(run_dir.resolve(), run.job, run.method.name)
     content["decisions"] = decision_section(metrics, run, prevalence)
     content |= method_sections(run, history, read_diagnostics(run_dir))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
@@ -257,6 +278,8 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     """Return the values of the template that every run has."""
     sites = metrics.sites if metrics else {}
     groups = class_groups(run, metrics) if metrics else []
+    rows = [row for group in groups for row in group.rows if row.auroc is not None and not row.few]
+    ranked = sorted(rows, key=lambda row: -(row.auroc or 0.0))
     # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
     common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
     local = metrics.local_models.sites.values() if metrics else ()
@@ -269,6 +292,10 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
         "groups": groups,
+        "extremes": [*ranked[:1], *ranked[1:][-1:]],
+        "train_alone": _train_alone(run),
+        "sent": _sent(run),
+        "traffic": sum(r.bytes_down + r.bytes_up for r in history) / max(1, len(run.sites)),
         "tree": related_classes(run.labels, Relations(run.parents)),
         "figures_of": {row.name: row for group in groups for row in group.rows},
         "overall": overall(metrics) if metrics else {},
@@ -291,6 +318,36 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "opposed": OPPOSED,
         "long": LONG,
     }
+
+
+def _alone(folder: Path, job: str, method: str) -> tuple[_Bounded, _Bounded] | None:
+    """Return the means of each site alone and of a method, of a comparison that holds the run or is beside it.
+
+    Raises:
+        DataError: the comparison cannot be read.
+    """
+    for path in (folder.parent.parent, folder.parent / f"{job}-comparison"):
+        if method != ALONE and (file := path / "comparison.json").is_file():
+            methods = parse(_Comparison, read_json(file), str(file)).methods
+            if {ALONE, method} <= methods.keys():
+                return methods[ALONE].mean, methods[method].mean
+    return None
+
+
+def _train_alone(run: Run) -> str | None:
+    """Return the command that trains each site alone; None where the sites are not on one machine."""
+    if run.command is None or run.method.name == ALONE:
+        return None
+    words = shlex.split(run.command)[:3]
+    more = ("--set", f"method={ALONE}") if words[-1] == run.job else ("--compare", run.method.name)
+    return shlex.join([*words, *more])
+
+
+def _sent(run: Run) -> list[str]:
+    """Return what the method declares that sites send, in words; nothing where their data are pooled."""
+    fields = [] if run.method.pooled else [one.field for one in run.egress]
+    names = ("model weights" if name in ("shared", "head") else name.replace("_", " ") for name in fields)
+    return list(dict.fromkeys(names))
 
 
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:

@@ -98,8 +98,8 @@ def test_the_figures_of_classes_and_sites(page: MakePage) -> None:
     found = page()
     assert found.row("Edema", "harbour")[1:] == ["0.862", "0.827–0.894", "98", "2,803"]
     assert found.row("Hernia", "harbour")[1:] == ["—", "—", "0", "2,901"]
-    assert found.row("Mean (4 classes with an AUROC)", "0.816")  # (.781 + .874 + .716 + .893) / 4
-    assert found.row("Mean (4 classes with an AUROC)", "0.764")
+    assert found.row("Mean (4 classes)", "0.816")  # (.781 + .874 + .716 + .893) / 4
+    assert found.row("Mean (4 classes)", "0.764")
     firsts = [row[0] for row in found.rows]
     shared, unique = firsts.index("At several sites"), firsts.index("At one site")
     best_first = ["Pleural Effusion", "Cardiomegaly", "Atelectasis", "Lung Opacity"]
