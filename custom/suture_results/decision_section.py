@@ -317,9 +317,11 @@ class Section:
 
     @property
     def missed(self) -> list[bool]:
-        """Of each threshold of a site for a class, whether it is missed; none where the rule aims at no rate."""
+        """Whether each threshold of a site for a class is missed; empty where the rule aims at no rate."""
         own = (line.own for lines in self.classes.values() for line in lines)
-        return [self.is_missed(point) for point in own if point and self.aim and getattr(point.at, self.aim[0])]
+        return [
+            self.is_missed(point) for point in own if point and self.aim and getattr(point.at, self.aim[0])
+        ]
 
     @property
     def without_curves(self) -> list[str]:

@@ -159,6 +159,15 @@ class _Comparison:
     methods: dict[str, _Method]
 
 
+_SENT = {
+    "shared": "model weights",
+    "head": "model weights",
+    "weight": "merge weights",
+    "class_weights": "merge weights",
+    "train_loss": "training loss",
+}
+"""What a field that sites send is called, where its name does not say it."""
+
 Examples = Mapping[str, Mapping[str, Sequence[Example]]]
 """Images of each class, by its name and by how the model decides them."""
 
@@ -321,7 +330,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
 
 
 def _alone(folder: Path, job: str, method: str) -> tuple[_Bounded, _Bounded] | None:
-    """Return the means of each site alone and of a method, of a comparison that holds the run or is beside it.
+    """Return the means of each site alone and of a method, by a comparison around the run or beside it.
 
     Raises:
         DataError: the comparison cannot be read.
@@ -346,8 +355,7 @@ def _train_alone(run: Run) -> str | None:
 def _sent(run: Run) -> list[str]:
     """Return what the method declares that sites send, in words; nothing where their data are pooled."""
     fields = [] if run.method.pooled else [one.field for one in run.egress]
-    names = ("model weights" if name in ("shared", "head") else name.replace("_", " ") for name in fields)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(_SENT.get(name, name.replace("_", " ")) for name in fields))
 
 
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
