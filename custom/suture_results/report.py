@@ -364,7 +364,9 @@ def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
     bounds = [v[0] for v in metrics.intervals.values() if v is not None]
     low = math.floor(10 * min([0.5, *areas, *bounds])) / 10
     scale = Scale(low, 1.0, 3.0, 97.0)
-    return scale, [Tick(scale(k / 10), f"{k / 10:.1f}") for k in range(round(10 * low), 11)]
+    step = 1 if low >= 0.4 else 2  # of a long axis every second number, 0.5 among them
+    numbers = {k: f"{k / 10:.1f}" if (k + 1) % step == 0 else "" for k in range(round(10 * low), 11)}
+    return scale, [Tick(scale(k / 10), text) for k, text in numbers.items()]
 
 
 def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
