@@ -15,7 +15,7 @@ from statistics import median
 import tomli_w
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.core.escaping import as_csv, escape_text, number_of, printable
+from suture.core.escaping import as_csv, escape_text, number_of
 from suture.core.files import atomic_write
 from suture.core.labels import as_job
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, parse_data
@@ -35,6 +35,9 @@ SPLITS = "splits.csv"
 
 _MOST_LINES, _MOST_LABELS = 10, 8
 """Of a site, and of its labels in a line, that are shown in a terminal."""
+
+_MOST_TITLE = 6
+"""Sites that the title of a study names; of more it has their number."""
 
 TABLE = "gathered.csv"
 """Name of the file of a site's table, where it was put together."""
@@ -219,8 +222,8 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         atomic_write(folder / CONFIG, as_toml(place(guess, folder)).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
-        title = study.resolve().name
-        names = {"name": as_job(title), "title": printable(title)}
+        sites = ", ".join(found) if len(found) <= _MOST_TITLE else f"{len(found)} sites"
+        names = {"name": as_job(study.resolve().name), "title": f"Study of {sites}"}
         lines = {key: tomli_w.dumps({key: text}).rstrip() for key, text in names.items()}
         texts = all("text_column" in guess.data for guess in found.values())
         job = _JOB.format(**lines) + (_TEXTS if texts else _of_images(found.values()))

@@ -316,6 +316,14 @@ class Section:
         return bool(self.aim and rate and round(100 * rate.value) < round(100 * self.aim[1]))
 
     @property
+    def missed(self) -> list[bool]:
+        """Whether each threshold of a site for a class is missed; empty where the rule aims at no rate."""
+        own = (line.own for lines in self.classes.values() for line in lines)
+        return [
+            self.is_missed(point) for point in own if point and self.aim and getattr(point.at, self.aim[0])
+        ]
+
+    @property
     def without_curves(self) -> list[str]:
         """The classes whose counts show no curve, in a run that draws any."""
         return [name for name in self.classes if name not in self.charts] if self.charts else []

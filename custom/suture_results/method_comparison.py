@@ -28,11 +28,8 @@ from suture.execution.run import run_job
 from suture.execution.sites import this_machine
 from suture.execution.study import StudySites
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
-from suture_results.report import templates
+from suture_results.report import ALONE, templates
 from suture_results.saved_models import GLOBAL, Evaluated, evaluate, models_of
-
-ALONE = "individual"
-"""The method by which each site trains on its own data only."""
 
 DRAWS = 1000
 

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,7 @@ from markupsafe import Markup
 
 from suture.core.errors import SutureError, is_bug
 from suture.core.escaping import escape_text
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, read_json
 from suture.core.ontology import Relations
 from suture.data.batch import Augmentation
 from suture.data.split import HEAD, TAIL
@@ -35,6 +36,7 @@ from suture.protocol.records import (
     Round,
     Run,
     SiteRound,
+    parse,
     read_diagnostics,
     read_history,
     read_metrics,
@@ -139,6 +141,33 @@ class Example:
 _WORDS = {"train_loss": "Training loss"}
 """What a number of a site is called, where its name does not say it."""
 
+ALONE = "individual"
+"""The method by which each site trains on its own data only."""
+
+_Bounded = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class _Method:
+    mean: _Bounded
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """comparison.json of `suture run --compare`: mean AUROC of each method, with its 95 % interval."""
+
+    methods: dict[str, _Method]
+
+
+_SENT = {
+    "shared": "model weights",
+    "head": "model weights",
+    "weight": "merge weights",
+    "class_weights": "merge weights",
+    "train_loss": "training loss",
+}
+"""What a field that sites send is called, where its name does not say it."""
+
 Examples = Mapping[str, Mapping[str, Sequence[Example]]]
 """Images of each class, by its name and by how the model decides them."""
 
@@ -197,6 +226,7 @@ def render_report(
         metrics = None
     content = _content(run, history, metrics)
     content["tuned"] = section(tuned) if tuned else None
+    content["alone"] = _alone(run_dir.resolve(), run.job, run.method.name)
     content["decisions"] = decision_section(metrics, run, prevalence)
     content |= method_sections(run, history, read_diagnostics(run_dir))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
@@ -257,6 +287,8 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     """Return the values of the template that every run has."""
     sites = metrics.sites if metrics else {}
     groups = class_groups(run, metrics) if metrics else []
+    rows = [row for group in groups for row in group.rows if row.auroc is not None and not row.few]
+    ranked = sorted(rows, key=lambda row: -(row.auroc or 0.0))
     # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
     common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
     local = metrics.local_models.sites.values() if metrics else ()
@@ -269,6 +301,10 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
         "groups": groups,
+        "extremes": [*ranked[:1], *ranked[1:][-1:]],
+        "train_alone": _train_alone(run),
+        "sent": _sent(run),
+        "traffic": sum(r.bytes_down + r.bytes_up for r in history) / max(1, len(run.sites)),
         "tree": related_classes(run.labels, Relations(run.parents)),
         "figures_of": {row.name: row for group in groups for row in group.rows},
         "overall": overall(metrics) if metrics else {},
@@ -293,13 +329,44 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     }
 
 
+def _alone(folder: Path, job: str, method: str) -> tuple[_Bounded, _Bounded] | None:
+    """Return the means of each site alone and of a method, by a comparison around the run or beside it.
+
+    Raises:
+        DataError: the comparison cannot be read.
+    """
+    for path in (folder.parent.parent, folder.parent / f"{job}-comparison"):
+        if method != ALONE and (file := path / "comparison.json").is_file():
+            methods = parse(_Comparison, read_json(file), str(file)).methods
+            if {ALONE, method} <= methods.keys():
+                return methods[ALONE].mean, methods[method].mean
+    return None
+
+
+def _train_alone(run: Run) -> str | None:
+    """Return the command that trains each site alone; None where the sites are not on one machine."""
+    if run.command is None or run.method.name == ALONE:
+        return None
+    words = shlex.split(run.command)[:3]
+    more = ("--set", f"method={ALONE}") if words[-1] == run.job else ("--compare", run.method.name)
+    return shlex.join([*words, *more])
+
+
+def _sent(run: Run) -> list[str]:
+    """Return what the method declares that sites send, in words; nothing where their data are pooled."""
+    fields = [] if run.method.pooled else [one.field for one in run.egress]
+    return list(dict.fromkeys(_SENT.get(name, name.replace("_", " ")) for name in fields))
+
+
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
     """Return the AUROC axis, in per cent of its width: from 0.5, or lower where a class needs it, to 1."""
     areas = [v for v in metrics.auroc.values() if v is not None]
     bounds = [v[0] for v in metrics.intervals.values() if v is not None]
     low = math.floor(10 * min([0.5, *areas, *bounds])) / 10
     scale = Scale(low, 1.0, 3.0, 97.0)
-    return scale, [Tick(scale(k / 10), f"{k / 10:.1f}") for k in range(round(10 * low), 11)]
+    step = 1 if low >= 0.4 else 2  # of a long axis every second number, 0.5 among them
+    numbers = {k: f"{k / 10:.1f}" if (k + 1) % step == 0 else "" for k in range(round(10 * low), 11)}
+    return scale, [Tick(scale(k / 10), text) for k, text in numbers.items()]
 
 
 def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:

@@ -137,7 +137,8 @@ def class_table(run: Run, metrics: Metrics) -> Table:
         _add(table, group)
     bounds = interval(metrics.mean_interval) if metrics.mean_interval else ""
     mean = f"[bold]{step_path(metrics.mean_auroc, metrics.coarsest)}"
-    table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
+    n = sum(value is not None for value in metrics.auroc.values())
+    table.add_row(f"[bold]Mean ({n} class{'es' * (n != 1)})", "", mean, bounds, "", end_section=True)
     if metrics.loss is not None:
         loss = step_path(metrics.loss, metrics.loss_step)
         table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{loss}", "", "")

@@ -352,6 +352,13 @@ def test_the_command_of_a_report_gives_the_same_job(settings: list[str]) -> None
     assert parsed(command_of(demo(*settings), "local")) == demo(*settings)
 
 
+def test_the_command_of_a_report_leaves_out_the_defaults_of_a_part_that_was_added() -> None:
+    line = command_of(demo("decision.sensitivity=0.8"), "local")
+    assert line is not None
+    assert "decision.sensitivity=0.8" in line
+    assert "decision.cost" not in line
+
+
 def test_the_command_names_a_job_of_the_repository_or_the_folder_of_a_study(tmp_path: Path) -> None:
     for name in known_jobs():
         assert command_of(load_job(name), "sim") == f"suture run {name} --env sim"

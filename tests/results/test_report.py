@@ -25,6 +25,7 @@ from example_run import (
     write_run,
 )
 from suture.core.errors import DiskError
+from suture.core.files import write_json
 from suture.data.batch import Augmentation
 from suture.federation.server.selection import by_attribute, by_frequency, local_and_global
 from suture.methods import method_class
@@ -98,8 +99,8 @@ def test_the_figures_of_classes_and_sites(page: MakePage) -> None:
     found = page()
     assert found.row("Edema", "harbour")[1:] == ["0.862", "0.827–0.894", "98", "2,803"]
     assert found.row("Hernia", "harbour")[1:] == ["—", "—", "0", "2,901"]
-    assert found.row("Mean (4 classes with an AUROC)", "0.816")  # (.781 + .874 + .716 + .893) / 4
-    assert found.row("Mean (4 classes with an AUROC)", "0.764")
+    assert found.row("Mean (4 classes)", "0.816")  # (.781 + .874 + .716 + .893) / 4
+    assert found.row("Mean (4 classes)", "0.764")
     firsts = [row[0] for row in found.rows]
     shared, unique = firsts.index("At several sites"), firsts.index("At one site")
     best_first = ["Pleural Effusion", "Cardiomegaly", "Atelectasis", "Lung Opacity"]
@@ -112,6 +113,76 @@ def test_the_figures_of_classes_and_sites(page: MakePage) -> None:
     assert found.row("head", "[own classes, 1024 + 1]") == ["rows of the classes the site knows"]
     assert "accuracy" not in found.text
     assert "Recall" not in found.row("Class", "Annotated at")
+
+
+def lead_of(page: Page) -> dict[str, str]:
+    """The lines of a page's lead by their heads."""
+    found = re.search("Classes (.*?) Mean (.*?) Run (.*?) mean AUROC of", page.text)
+    assert found is not None
+    return dict(zip(("classes", "mean", "run"), found.groups(), strict=True))
+
+
+def test_the_lead_names_best_and_weakest_class_the_mean_and_what_left_the_sites(page: MakePage) -> None:
+    lead = lead_of(page())
+    assert re.findall("Pleural Effusion|Fracture|0.893|0.612", lead["classes"]) == [
+        "Pleural Effusion",
+        "0.893",
+        "Fracture",
+        "0.612",
+    ]
+    assert "0.790" in lead["mean"]  # of the eight classes with an AUROC
+    assert "2,901 cases" in lead["mean"]
+    assert [
+        word for word in ("3 sites", "9 classes", "MB", "model weights", "metrics") if word not in lead["run"]
+    ] == []
+
+
+def test_a_class_of_few_cases_is_neither_best_nor_weakest(page: MakePage) -> None:
+    metrics = metrics_record()
+    metrics["counts"] |= {"Fracture": [9, 2887], "Pleural Effusion": [744, 2]}
+    lead = lead_of(page(metrics=metrics))
+    assert re.findall("[A-Z][a-z]+ ?[A-Z]?[a-z]*(?=, AUROC)", lead["classes"]) == [
+        "Cardiomegaly",
+        "Lung Opacity",
+    ]
+    metrics["counts"] = {label: [9, 2] for label in LABELS}
+    assert "AUROC" not in lead_of(page(metrics=metrics))["classes"]
+
+
+def test_the_lead_has_the_sites_alone_or_how_to_train_them(tmp_path: Path) -> None:
+    def mean(command: str | None) -> str:
+        run = run_record() | {"command": command}
+        folder = write_run(tmp_path / "runs" / "one", run, history_records(2), metrics_record())
+        return lead_of(Page(render_report(folder)))["mean"]
+
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    assert "suture run" not in mean(None)
+    assert "chest_surgical --set method=individual" in mean("suture run chest_surgical --env local")
+    assert "/s --compare surgical" in mean("suture run /s --env local --set rounds=3")
+    means = {"individual": {"mean": [0.71, 0.6, 0.8]}, "surgical": {"mean": [0.76, 0.7, 0.82]}}
+    for beside in (tmp_path, tmp_path / "runs" / "chest_surgical-comparison"):
+        write_json(beside / "comparison.json", {"methods": means, "title": "t"})
+        found = mean("suture run /s --env local")
+        assert re.findall("0.7[16]0|0.[67]00–0.8[02]0", found) == [
+            "0.710",
+            "0.600–0.800",
+            "0.760",
+            "0.700–0.820",
+        ]
+        assert "suture run" not in found
+        (beside / "comparison.json").unlink()
+
+
+def test_results_are_open_and_what_few_read_is_folded_until_the_run_ends(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run_record(), history_records(), metrics_record())
+    page = render_report(folder)
+    folded = re.findall(r'<details><summary><h2 id="[^"]+">([^<]+)', page)
+    headings = re.findall(r'<h2 id="[^"]+">([^<]+)', page)
+    assert {"Learning", "Traffic and time", "Configuration"} <= {*folded}
+    assert headings[-len(folded) :] == folded
+    assert headings[0] == "Results by class"
+    write_run(tmp_path, run_record() | {"status": "running"}, history_records(2))
+    assert "<details open><summary><h2" in render_report(folder)
 
 
 def test_what_went_wrong_is_told_once_for_all_its_rounds(page: MakePage) -> None:
@@ -288,7 +359,11 @@ def test_a_rate_below_its_target_is_marked(rule: str, target: float, missed: boo
         for one in found.values():
             one["thresholds"] = {rule: 0.3}
     (folder / "metrics.json").write_text(json.dumps(metrics))
-    assert ('class="num missed"' in render_report(folder)) == missed
+    page = render_report(folder)
+    assert ('class="num missed"' in page) == missed
+    if rule != "youden":
+        counted = sum(len(found) for found in metrics["decisions"]["sites"].values())
+        assert f"{counted if missed else 0} of {counted} site thresholds" in page
 
 
 @pytest.mark.complete

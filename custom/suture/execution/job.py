@@ -499,5 +499,10 @@ def _differing(base: Job, job: Job) -> list[str]:
         settings = [f"method={job.method.about.name}"]
         base = with_settings(base, settings)
     usual = settings_of(base)
-    differing = {k: v for k, v in settings_of(job).items() if k not in usual or usual[k] != v}
-    return settings + [f"{key}={json.dumps(value)}" for key, value in differing.items()]
+    for key, value in settings_of(job).items():
+        known = key in usual
+        if not known or usual[key] != value:
+            settings.append(f"{key}={json.dumps(value)}")
+        if not known:  # of a part that the file does not have: its other settings begin at their defaults
+            usual |= settings_of(with_settings(base, settings[-1:]))
+    return settings
