@@ -26,7 +26,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.escaping import printable
 from suture.execution.job_files import job_file, jobs_of_flare, known_jobs, may_register, summary
 
-FILE = Path(__file__).with_name("catalogue.json")
+CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
 COSTS = Path(__file__).with_name("method_costs.json")
 """What a round of each method costs, relative to FedAvg; benchmarks/method_cost.py writes it."""
 
@@ -110,7 +110,7 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
 
 def read_stored() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
-    entries: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
+    entries: dict[str, dict[str, Any]] = json.loads(CATALOGUE_FILE.read_bytes())
     return entries
 
 

@@ -20,7 +20,7 @@ from suture.learning.evaluation import Measurement, class_scores, influences, sp
 from suture.learning.losses import masked_loss
 from suture.methods.base import Method
 from suture.models.classifier import Layout
-from suture.protocol.egress import MOST, influence_without_one, largest_share, step_of
+from suture.protocol.egress import MOST_INFLUENCE, influence_without_one, largest_share, step_of
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -108,7 +108,7 @@ def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: Pr
     for kind, of in kinds.items():
         if (n := int(of.sum())) < limits.min_count:
             return f"{number_of(n, kind)}, fewer than min_count = {limits.min_count}"
-    if influence_without_one(patients, y) > MOST:
+    if influence_without_one(patients, y) > MOST_INFLUENCE:
         kind, of = max(kinds.items(), key=lambda pair: largest_share(patients, pair[1]))
         most = int(np.bincount(patients, of).max())
         return f"one patient has {most} of the {int(of.sum())} {kind}s, and moves it by over half its range"

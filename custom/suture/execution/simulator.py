@@ -49,7 +49,7 @@ from suture.core.files import (
     whole_lines,
 )
 from suture.core.processes import keeping_memory, wait_for_end, without_interrupts
-from suture.federation.server.record import LOCK, TAKEOVER, Record
+from suture.federation.server.record import SERVER_LOCK, SERVER_TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def _states(process: psutil.Process) -> set[str]:
     return states or {"R" if process.status() == psutil.STATUS_RUNNING else "S"}
 
 
-PATIENCE = 20.0
+ABSENCE = 20.0
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
 
 STILL = 20
@@ -246,7 +246,7 @@ class StartupMonitor:
             return Lost(None, "did not start") if late or seen.still[SIMULATOR] >= STILL else None
         self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in seen.still}
         site = min(self._absent, key=lambda name: (self._absent[name], name), default=None)
-        if site is not None and now - self._absent[site] >= PATIENCE:
+        if site is not None and now - self._absent[site] >= ABSENCE:
             return Lost(site, "ended")
         for site in self._sites:
             still = min(seen.still.get(site, 0), seen.still[SIMULATOR])
@@ -408,7 +408,7 @@ class Simulator:
             InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
         """
         # This one would stand still for as long, and be taken for lost.
-        hold(self._out / LOCK, TAKEOVER).close()
+        hold(self._out / SERVER_LOCK, SERVER_TAKEOVER).close()
         shutil.rmtree(self._under_way, ignore_errors=True)  # a process that was killed may have left some
         # A folder of its own, so that no process of another start can say that this one is over.
         self._messages = self._under_way / secrets.token_hex(4)

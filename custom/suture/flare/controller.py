@@ -43,10 +43,10 @@ from suture.execution.simulator import tell_over
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.collector import Receiver
-from suture.federation.server.record import LEDGERS, LOCK, TAKEOVER
+from suture.federation.server.record import LEDGERS, SERVER_LOCK, SERVER_TAKEOVER
 from suture.federation.server.server import Server, open_server
 from suture.federation.state_files import experiment_folder
-from suture.flare import CODE, FINGERPRINT, GROUP
+from suture.flare import CODE, FINGERPRINT, STATS_GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
 from suture.flare.compat.heartbeats import on_heartbeat
@@ -202,7 +202,7 @@ class FederationController(Controller):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._feed:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.set_info(GROUP, self._feed.recent())
+                collector.set_info(STATS_GROUP, self._feed.recent())
         elif event_type == EventType.ABOUT_TO_END_RUN:
             # From now on FLARE answers a request for a task with the end of the run.
             ring([client.name for client in fl_ctx.get_engine().get_clients()], fl_ctx)
@@ -263,7 +263,7 @@ class FederationController(Controller):
         # A simulation's server works in the run folder, which the user names.
         folder = state / plan.experiment if is_simulated() else experiment_folder(state, plan.experiment)
         claim_experiment(folder, fl_ctx)
-        self._lock = hold(folder / LOCK, TAKEOVER)
+        self._lock = hold(folder / SERVER_LOCK, SERVER_TAKEOVER)
         check_federated(plan.method)  # the file may have been edited
         schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
         self._stated = {CODE: plan.code, FINGERPRINT: fingerprint(settings, schedule.rounds)}

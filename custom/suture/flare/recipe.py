@@ -20,7 +20,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from suture.core import VERSION
-from suture.core.entry_points import GROUP, PACKAGES
+from suture.core.entry_points import METHOD_GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, write_json, writing
 from suture.core.labels import check_sites
@@ -173,7 +173,7 @@ def _write_distribution(source: Source, folder: Path) -> None:
         shutil.copytree(source.path, folder / source.package, ignore=_COMPILED)
     else:
         shutil.copy(source.path, folder)
-    points = f"[{GROUP}]\n{source.method} = {source.entry}\n"
+    points = f"[{METHOD_GROUP}]\n{source.method} = {source.entry}\n"
     _write_metadata(folder, source.distribution, source.version, points)
 
 

@@ -57,7 +57,7 @@ from suture.learning.training import LocalRound, NonFiniteLoss, SiteContext, pre
 from suture.models.classifier import ENCODER, frozen_copy
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.egress import (
-    MOST,
+    MOST_INFLUENCE,
     bound_losses,
     complementary,
     influence_without_one,
@@ -365,7 +365,7 @@ def influences(
     truth = dict(zip(names, y.T, strict=True))
     counts = {name: (int((own == 1).sum()), int((own == 0).sum())) for name, own in truth.items()}
     moved = {name: influence_without_one(patients, own) for name, own in truth.items()}
-    large = [name for name in truth if min(counts[name]) >= limits.min_count and moved[name] <= MOST]
+    large = [n for n in truth if min(counts[n]) >= limits.min_count and moved[n] <= MOST_INFLUENCE]
     if label_type == "multiclass":
         large = complementary({n: positives for n, (positives, _) in counts.items()}, large, limits.min_count)
     return {name: moved[name] for name in large}

@@ -379,7 +379,7 @@ Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 BOUND = 5.0
 """The largest loss of a label."""
 
-MOST = 0.5
+MOST_INFLUENCE = 0.5
 """The largest influence, in parts of a figure's range, that a patient may have on a figure that leaves."""
 
 _GRIDS = tuple(m * 10.0**-j for j in range(6, -1, -1) for m in (1, 2, 5))
@@ -422,7 +422,7 @@ def on_grid(value: float | None, influence: float, largest: float = 1.0) -> floa
 
 def step_of(influence: float, largest: float = 1.0) -> float | None:
     """Return the step to which a figure in [0, largest] is rounded; None where it is withheld."""
-    return None if influence > MOST * largest else next(step for step in _GRIDS if step >= influence)
+    return None if influence > MOST_INFLUENCE * largest else next(s for s in _GRIDS if s >= influence)
 
 
 def near(count: Count, step: int) -> Count:

@@ -60,7 +60,7 @@ from suture.core.validation import in_words
 from suture.protocol.egress import Egress, Form, Layout, Shapes
 from suture.protocol.egress import Transport as Transport
 from suture.protocol.messages import (
-    MOST,
+    MOST_TENSORS,
     Abstain,
     Evaluation,
     Masking,
@@ -393,8 +393,8 @@ def check_size(packed: Packed) -> None:
             does not have; or there are too many tensors, or ones that are sparse, without values or without
             a text as a name.
     """
-    if len(packed.tensors) > MOST:
-        raise RejectedUpdate(f"{len(packed.tensors)} tensors; the limit is {MOST}")
+    if len(packed.tensors) > MOST_TENSORS:
+        raise RejectedUpdate(f"{len(packed.tensors)} tensors; the limit is {MOST_TENSORS}")
     if not isinstance(packed.header, Mapping):
         raise RejectedUpdate("the message has no header")
     if any(not isinstance(name, str) for name in packed.tensors):

@@ -268,7 +268,7 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
     return why, missing, unknown
 
 
-FILE = "ledger.jsonl"
+LEDGER_FILE = "ledger.jsonl"
 
 _ONCE = ("train", "calibrate", "evaluate")
 """Tasks that a site answers once, but for those that come again."""
@@ -477,7 +477,7 @@ class Ledger:
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _lock(self) -> IO[str]:
-        return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
+        return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{LEDGER_FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:
         """Return all releases so far; an incomplete last line, of a process that was killed, is none."""

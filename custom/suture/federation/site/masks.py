@@ -24,7 +24,7 @@ from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norms import LARGEST_UPDATE, Measure
-from suture.federation.site.store import Answer
+from suture.federation.site.store import SiteAnswer
 from suture.models.classifier import HEADS
 from suture.privacy.masking import (
     Attempt,
@@ -40,7 +40,7 @@ from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 
-FILE = "masks.json"
+MASKS_FILE = "masks.json"
 """File of what the site has revealed in an experiment."""
 
 MASKED = "masked.jsonl"
@@ -59,7 +59,7 @@ class ReusedSeed(MaskingRefused):
 
 @validated(frozen=True, config=OPEN)
 class _Said:
-    """The content of `FILE`.
+    """The content of `MASKS_FILE`.
 
     Attributes:
         numbers: of its classes, which the server may not change: a row would be added to other rows.
@@ -113,7 +113,7 @@ class SiteMasks:
         Raises:
             MaskingRefused: it is one.
         """
-        secure, had = self._plan.secure_aggregation is not None, (self._folder / FILE).exists()
+        secure, had = self._plan.secure_aggregation is not None, (self._folder / MASKS_FILE).exists()
         if had > secure or (secure > had and any(self._folder.glob("*.safetensors"))):
             one, other = ("secure aggregation", "none")[:: 1 if had else -1]
             raise MaskingRefused(
@@ -213,11 +213,11 @@ class SiteMasks:
         self._write(replace(said, revealed=said.revealed | {str(round_): now}, states=states))
 
     def _said(self) -> _Said:
-        path = self._folder / FILE
+        path = self._folder / MASKS_FILE
         return parse(_Said, read_json(path), str(path)) if path.exists() else _Said()
 
     def _write(self, said: _Said) -> None:
-        write_json(self._folder / FILE, asdict(said), private=True)
+        write_json(self._folder / MASKS_FILE, asdict(said), private=True)
 
     def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:
         """Take the shares of the other sites, before anything is trained.
@@ -306,7 +306,7 @@ class SiteMasks:
             if (now := {**own, "parts": moved}) not in lines:
                 append_line(path, now, durable=True, private=True)
 
-    def mask(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
+    def mask(self, answer: SiteAnswer, task: TaskData, allowed: AllowedReply) -> SiteAnswer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.
 
         Raises:

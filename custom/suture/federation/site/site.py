@@ -29,7 +29,7 @@ from suture.federation.site.abstention import LabelViewRefused, abstention, kind
 from suture.federation.site.diagnostics import Diagnostics, compile_backbone, write_left_out
 from suture.federation.site.masks import SiteMasks
 from suture.federation.site.patient_privacy import check_batch_norm, check_protected
-from suture.federation.site.store import Answer, Releases, States, own_part_of
+from suture.federation.site.store import Releases, SiteAnswer, States, own_part_of
 from suture.learning.evaluation import (
     Measurement,
     count_scores,
@@ -262,10 +262,10 @@ class Trainer:
         return Diagnostics(self._site, self._config, train, self._folder)
 
 
-LOCK = ".site.lock"
+SITE_LOCK = ".site.lock"
 """The lock of the site's folder of an experiment: one process at a time answers from its states."""
 
-TAKEOVER = 60.0
+SITE_TAKEOVER = 60.0
 """Seconds to wait for the lock: the process of an earlier job may still be ending."""
 
 _BOOTSTRAP = 1000
@@ -303,7 +303,7 @@ class Site:
         self._lock: FolderLock | None = None  # from the first task on
         self._consents = False  # to its plan, under its configuration: neither changes
 
-    def answer(self, task: TaskData) -> Answer:
+    def answer(self, task: TaskData) -> SiteAnswer:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
 
         A new answer is kept, and stands in the ledger, before it leaves. Where the state is lost from which
@@ -316,7 +316,7 @@ class Site:
         """
         torch.set_num_threads(self.config.training.threads)
         try:
-            self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
+            self._lock = self._lock or FolderLock.take(self.folder / SITE_LOCK, SITE_TAKEOVER)
             if not self._consents:
                 check_consent(self.name, self.plan, self.config)
                 self._consents = True
@@ -355,7 +355,7 @@ class Site:
             if abstained := abstention(error):
                 if self.config.privacy.epsilon is not None:  # it covers no exact number
                     abstained = replace(abstained, rows=None)
-                return Answer(pack(abstained))
+                return SiteAnswer(pack(abstained))
             raise
 
     def close(self) -> None:
@@ -369,14 +369,14 @@ class Site:
         task = replace(without_tensors(task), labels=task.labels or own)
         return AllowedReply(task, egress, own, self._images, self.config.privacy)
 
-    def _mask(self, task: TaskData) -> Answer:
+    def _mask(self, task: TaskData) -> SiteAnswer:
         """Take a step of secure aggregation."""
         named = tuple(task.mask.numbers) if task.mask else ()
 
         def state() -> Mapping[str, Any]:
             return self.states.before(replace(task, task="train")).header
 
-        return Answer(pack(self.masks.step(task, self._mask_labels(named), state)), self._allow(task))
+        return SiteAnswer(pack(self.masks.step(task, self._mask_labels(named), state)), self._allow(task))
 
     def _mask_labels(self, named: Labels) -> Labels:
         """Return the classes whose rows the site masks, of some."""

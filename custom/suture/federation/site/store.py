@@ -36,7 +36,7 @@ from suture.data.config import SiteConfig, TrainingConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
-from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
+from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
@@ -353,7 +353,7 @@ def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[st
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiteAnswer:
     """A site's answer to a task, packed.
 
     Attributes:
@@ -383,7 +383,7 @@ class Releases:
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
         folder = self._config.storage.ledger or self._folder.parents[1]
-        ledger = Ledger(folder / FILE, self._privacy, self._folder)
+        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder)
         ledger.begin()
         return ledger
 
@@ -525,7 +525,7 @@ class Releases:
             self._files(task).save(task.round, Packed(packed.tensors, header), committed, durable=False)
         return packed, release
 
-    def leave(self, packed: Packed, release: Release, allowed: AllowedReply) -> Answer:
+    def leave(self, packed: Packed, release: Release, allowed: AllowedReply) -> SiteAnswer:
         """Write the release into the ledger; return the answer with what the site says of its ledger now.
 
         That is no part of what is kept: other experiments may have released more meanwhile.
@@ -537,7 +537,7 @@ class Releases:
         header = {**packed.header, "ledger": stated}
         if self._privacy.clip is not None and "spent" in header:
             header["spent"] = to_jsonable_python(self.ledger.spent())
-        return Answer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
+        return SiteAnswer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
 
     def digest_request(self, task: TaskData, allowed: AllowedReply, *, afresh: bool = False) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data.
