@@ -289,13 +289,13 @@ class UpdateCollector:
                 self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             # Whatever `SiteNumbers` declares: a new number needs no line here.
-            said: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
+            numbers: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
             if not bool((reply.class_weights == 1).all()):
-                said["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
+                numbers["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             if norms:
-                said["norm"] = round_figure(norms.update)
+                numbers["norm"] = round_figure(norms.update)
                 self.norms[site] = norms
-            line = replace(line, **said)
+            line = replace(line, **numbers)
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             reply = without_tensors(reply)

@@ -79,12 +79,12 @@ def cosines(units: Mapping[str, Tensor]) -> dict[str, float | None]:
     Every direction counts once there, however long the update: else one liar would be the mean of the others.
     """
     total = sum(units.values(), torch.zeros(()))
-    found: dict[str, float | None] = {}
+    by_site: dict[str, float | None] = {}
     for site, unit in units.items():
         others = total - unit
         length = float(torch.linalg.vector_norm(others)) * float(torch.linalg.vector_norm(unit))
-        found[site] = round(float(unit @ others) / length, 3) if len(units) > 1 and length > 1e-6 else None
-    return found
+        by_site[site] = round(float(unit @ others) / length, 3) if len(units) > 1 and length > 1e-6 else None
+    return by_site
 
 
 LARGEST_UPDATE = 100.0

@@ -127,12 +127,12 @@ def read_left_out(run: Path, experiment: str) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    found: list[str] = []
+    lines: list[str] = []
     for site in sorted((run / "sites").glob("*")):
         path = experiment_folder(site / "state", experiment) / LEFT_OUT_FILE
         sentences = read_json(path, "left_out")["left_out"] if path.is_file() else ()
-        found += [f"{site.name}: {sentence}" for sentence in sentences]
-    return found
+        lines += [f"{site.name}: {sentence}" for sentence in sentences]
+    return lines
 
 
 DIAGNOSTICS_FILE = "diagnostics.jsonl"

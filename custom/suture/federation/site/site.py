@@ -164,7 +164,7 @@ class Trainer:
             )
         own_part = self._states.own_part(task, state, model)
         load_tensors(model, method.sharing.put(own_part, {**task.shared, **task.head}))
-        (own, samples), wanted = self.data, model.labels
+        (annotated, samples), labels = self.data, model.labels
         if self._plan.model.reads_features:
             if self._features is None or task.fixed:
                 folder = config.storage.feature_folder
@@ -174,7 +174,7 @@ class Trainer:
         return SiteContext(
             self._site,
             model,
-            {split: columns(part, own, wanted, absent=absent) for split, part in samples.items()},
+            {split: columns(part, annotated, labels, absent=absent) for split, part in samples.items()},
             self._plan.model.preprocessing,
             self._plan.augmentation,
             torch.device(training.device),
@@ -182,7 +182,7 @@ class Trainer:
             self._halved or training.batch_size,
             self.prior.to(training.device) if self.prior else None,
             self._cache,
-            torch.tensor([name in own for name in wanted]),
+            torch.tensor([name in annotated for name in labels]),
             cache_dir=config.storage.feature_folder,
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
@@ -473,14 +473,14 @@ class Site:
         context = self.trainer.context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round))
-        measured, own = self._measure(context, "test", task.round, task), None
+        measured, local = self._measure(context, "test", task.round, task), None
         if trained := self.states.local_model(task, state, context.model):
             load_tensors(context.model, trained)
-            own = self._measure(context, "test", task.round)
+            local = self._measure(context, "test", task.round)
         if trained or plan.method.sharing.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": plan.experiment}
             save_model(context.model, plan.model, self.folder / "model", facts)
-        return Evaluation(measured, own)
+        return Evaluation(measured, local)
 
     def _measure(
         self,
