@@ -80,12 +80,12 @@ def resolve_shape(shape: tuple[int, ...], classes: int, own: int = VARIABLE) -> 
 def shape_mismatch(form: Form, tensor: Tensor | None, classes: int) -> str:
     """Say what a tensor of so many classes is instead of the form; empty where it has the form."""
     shape, dtype = resolve_shape(form[0], classes), form[1]
-    own = () if tensor is None else tuple(tensor.shape)
-    alike = len(shape) == len(own) and all(a in (VARIABLE, b) for a, b in zip(shape, own, strict=True))
+    actual = () if tensor is None else tuple(tensor.shape)
+    alike = len(shape) == len(actual) and all(a in (VARIABLE, b) for a, b in zip(shape, actual, strict=True))
     if tensor is not None and alike and str(tensor.dtype) == dtype:
         return ""
     needs = str(shape).replace(str(VARIABLE), "any")
-    return f"{'missing' if tensor is None else f'{own} {tensor.dtype}'} instead of {needs} {dtype}"
+    return f"{'missing' if tensor is None else f'{actual} {tensor.dtype}'} instead of {needs} {dtype}"
 
 
 def shape_mismatches(forms: Shapes, tensors: Mapping[str, Tensor], classes: int) -> dict[str, str]:
