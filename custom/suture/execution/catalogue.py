@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of everything; of what cannot be used, the reason."""
-    own = read_stored()
-    for name, entry in own.pop("method").items():
+    stored = read_stored()
+    for name, entry in stored.pop("method").items():
         yield "method", name, f"{entry['title']} ({entry['paper']})"
     for name in sorted(find_foreign()):
         yield "method", name, _or_reason(_outside_method, name)
-    for kind, entries in own.items():
+    for kind, entries in stored.items():
         for name, text in entries.items():
             yield kind, name, text
         for name in sorted(find_foreign(_GROUPS[kind])):

@@ -68,7 +68,7 @@ def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
     """Return, of validation and test, what a site's limits would withhold in a federation and why, and the
     steps of what it would send; nothing of data that cannot be read.
     """
-    limits, found = config.privacy, []
+    limits, lines = config.privacy, []
     if not (limits.min_count or limits.min_loss or limits.round_counts > 1):
         return []
     try:
@@ -85,19 +85,19 @@ def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
         for name, influence in sorted(moved.items(), key=lambda pair: pair[1]):
             if limits.min_count and (step := step_of(influence)) is not None:
                 rounded.setdefault(step, []).append(name)
-        said = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
+        figures = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
         withheld = [
             f"{name} ({_why_withheld(y, patients, limits)})" if reasons else name
             for name, y in zip(names, part.y.T, strict=True)
             if limits.min_count and name not in moved
         ]
-        said += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
+        figures += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
         if limits.min_loss:
-            said.append("no loss" if _loss_is_withheld(part, limits) else "a rounded loss")
+            figures.append("no loss" if _loss_is_withheld(part, limits) else "a rounded loss")
         if limits.round_counts > 1:
-            said.append(f"counts in multiples of {limits.round_counts}")
-        found.append(f"{split}: {'; '.join(said)}")
-    return found
+            figures.append(f"counts in multiples of {limits.round_counts}")
+        lines.append(f"{split}: {'; '.join(figures)}")
+    return lines
 
 
 def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: PrivacyConfig) -> str:

@@ -102,15 +102,15 @@ class Activity:
 def look(pid: int) -> dict[str, Activity]:
     """Return the activity of FLARE's simulator, as `SIMULATOR`, and of each site that has a process."""
     owners: dict[int, str] = {}
-    found: dict[str, Activity] = {SIMULATOR: Activity()}
+    activities: dict[str, Activity] = {SIMULATOR: Activity()}
     with suppress(psutil.NoSuchProcess):  # it ended just now, as the caller will see
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:  # a parent before its children
             with suppress(psutil.Error):
                 owner = _site(process) or owners.get(process.ppid(), SIMULATOR)
                 owners[process.pid] = owner
-                found.setdefault(owner, Activity()).add(process)
-    return found
+                activities.setdefault(owner, Activity()).add(process)
+    return activities
 
 
 class Standstill:
@@ -294,14 +294,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return a process while it lives, those of its session also when it has ended, and all below them."""
-    found = []
+    processes = []
     itself = process.pid if process.poll() is None else None
     for number in psutil.pids():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             if number == itself or os.getsid(number) == process.pid:
                 one = psutil.Process(number)
-                found += [one, *one.children(recursive=True)]
-    return found
+                processes += [one, *one.children(recursive=True)]
+    return processes
 
 
 def _those(events: list[dict[str, Any]], kind: str) -> set[str]:
@@ -415,13 +415,13 @@ class Simulator:
         make_folder(self._messages)
         self._temporary = tempfile.mkdtemp(prefix="flare-")  # of FLARE's, which leaves them where it is ended
         sites, messages = (self._out / "sites").resolve(), self._messages.resolve()
-        own = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
+        environment = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
         command = [sys.executable, "-m", "suture.flare.simulate", str(self._out)]
         with self.log.open("ab") as printed, without_interrupts():
             self.before = printed.tell() if self.before is None else self.before
             self._process = subprocess.Popen(
                 command,
-                env=keeping_memory({**os.environ, **own}),
+                env=keeping_memory({**os.environ, **environment}),
                 stdin=subprocess.PIPE,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
@@ -525,13 +525,13 @@ def first_logged(text: str) -> str | None:
 
 def _find_raised(lines: list[str]) -> str | None:
     """Return the last exception of the lines before the next entry of a log."""
-    found = None
+    raised = None
     for line in lines:
         if _ENTRY.match(line):
             break
         if _RAISED.fullmatch(line):
-            found = _OWN.sub("", line)
-    return found
+            raised = _OWN.sub("", line)
+    return raised
 
 
 def with_first_error(out: Path, message: str) -> str:

@@ -55,15 +55,15 @@ class StudySites:
             ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; then nothing is
                 written.
         """
-        found = self.here()
+        sites = self.here()
         configs: dict[str, SiteConfig | ServerConfig] = {
             name: config.model_copy(update={"storage": _storage(config, folder / name / "state")})
-            for name, config in found.items()
+            for name, config in sites.items()
         }
         configs[SERVER] = self._server(folder, runs)
         for name, config in configs.items():
             write_site_config(folder / name / CONFIG, config)
-        return list(found)
+        return list(sites)
 
     def here(self) -> dict[str, SiteConfig]:
         """Return `configs` as they apply on this machine."""
