@@ -193,13 +193,13 @@ def decided_classes(
             if (threshold := _threshold(fitted, rule)) is not None:
                 at[name] = threshold
     groups = decided_groups(part, p, labels, at, values, limits, visible)
-    found = {}
+    decided = {}
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
         whole = _disclose(decide(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
-        found[name] = replace(whole, groups=groups.get(name, {}))
-    return found
+        decided[name] = replace(whole, groups=groups.get(name, {}))
+    return decided
 
 
 def _disclose(

@@ -29,13 +29,13 @@ def thresholds(curves: Curves, sensitivity: float, specificity: float, cost: flo
     """
     sens, spec, prevalence = curves.sensitivity(), curves.specificity(), curves.prevalence
     loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
-    found: dict[Rule, float | None] = {
+    logits: dict[Rule, float | None] = {
         "sensitivity": curves.positives.quantile(1 - sensitivity),
         "specificity": curves.negatives.quantile(specificity),
         "youden": _lowest(curves, -(sens + spec)),
         "cost": _lowest(curves, loss),
     }
-    return {rule: float(expit(value)) for rule, value in found.items() if value is not None}
+    return {rule: float(expit(value)) for rule, value in logits.items() if value is not None}
 
 
 def exact_thresholds(

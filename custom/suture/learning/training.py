@@ -715,13 +715,13 @@ def training_batches(
     """
     seen = seen or partial(first_view, site)
     train = site.samples["train"]
-    read: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
+    batches: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
     if rows:
-        read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
+        batches = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in batches)
     if site.device.type != "cpu":
-        read = map(Batch.pin, read)
+        batches = map(Batch.pin, batches)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
-    for batch in prefetch(read, 0 if shuffle is noise else site.prefetch):
+    for batch in prefetch(batches, 0 if shuffle is noise else site.prefetch):
         yield seen(ready_inputs(site, batch), noise)
 
 
