@@ -31,16 +31,16 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     Args:
         configs: of each site, with the limits that it has in a federation.
     """
-    here = "Figures are exact: all sites are on this machine."
+    opening = "Figures are exact: all sites are on this machine."
     if job.method.about.pooled:
-        return here
+        return opening
     refused = hidden_names(configs, job.method)
     forecasts = {site: forecast(config, reasons=False) for site, config in configs.items()}
     changes = [f"{site} would send of {line}" for site, lines in forecasts.items() for line in lines]
     if not changes:
-        return " ".join([here, *(refused or ["The sites' limits of disclosure would not change any."])])
+        return " ".join([opening, *(refused or ["The sites' limits of disclosure would not change any."])])
     sentences = [
-        here,
+        opening,
         *refused,
         f"With the sites' limits of disclosure, as in a federation (or with --limits), {'. '.join(changes)}.",
     ]
@@ -80,16 +80,16 @@ def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
         if not len(part):
             continue
         names, (_, patients) = part.labels.names, np.unique(np.asarray(part.patients), return_inverse=True)
-        moved = influences(names, part.y, patients, part.labels.label_type, limits)
+        influence_of = influences(names, part.y, patients, part.labels.label_type, limits)
         rounded: dict[float, list[str]] = {}
-        for name, influence in sorted(moved.items(), key=lambda pair: pair[1]):
+        for name, influence in sorted(influence_of.items(), key=lambda pair: pair[1]):
             if limits.min_count and (step := step_of(influence)) is not None:
                 rounded.setdefault(step, []).append(name)
         figures = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
         withheld = [
             f"{name} ({_why_withheld(y, patients, limits)})" if reasons else name
             for name, y in zip(names, part.y.T, strict=True)
-            if limits.min_count and name not in moved
+            if limits.min_count and name not in influence_of
         ]
         figures += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
         if limits.min_loss:

@@ -281,7 +281,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
 
 def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
-    simulation, again = job.simulation, command_of(job, env)
+    simulation, command = job.simulation, command_of(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = with_vocabulary(job, folder / "sites")
@@ -290,7 +290,7 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     if isinstance(simulation, StudySites) and not simulation.limits:
         said = without_limits(simulation.configs(), job)
     synthetic = bool(getattr(simulation, "synthetic", False))
-    facts: dict[str, Any] = {"env": env, "command": again, "without_limits": said, "synthetic": synthetic}
+    facts: dict[str, Any] = {"env": env, "command": command, "without_limits": said, "synthetic": synthetic}
     describe(Record(folder), plan, schedule, **facts)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
@@ -515,16 +515,16 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
         run = read_json(out / "run.json")
     except DataError as error:
         raise ConfigError(str(error)) from error
-    what = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
+    content = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
     rounds = run.get("rounds")
     if not resume:
-        raise ConfigError(f"{what}; choose another --out, or continue it with --resume")
+        raise ConfigError(f"{content}; choose another --out, or continue it with --resume")
     if run.get("job") != job.name:
-        raise ConfigError(f"{what}, not of {job.name}; choose another --out")
+        raise ConfigError(f"{content}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
     untuned = job.finetuning is not None and not (out / TUNED).exists()
     if done and not untuned:
-        raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
+        raise ConfigError(f"{content} with all its {rounds} rounds; request more with --rounds")
     _refuse_another(out, job, run)
 
 

@@ -280,14 +280,14 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the simulator and all processes that it has started, whichever session they are in."""
     everything: dict[int, psutil.Process] = {}
-    while new := {one.pid: one for one in _below(process) if one.pid not in everything}:
+    while new := {child.pid: child for child in _below(process) if child.pid not in everything}:
         everything |= new
-        for one in new.values():
+        for child in new.values():
             with suppress(psutil.NoSuchProcess):
-                one.suspend()  # so that it starts no other
-    for one in everything.values():
+                child.suspend()  # so that it starts no other
+    for child in everything.values():
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            child.kill()
     process.wait()
     wait_for_end(everything.values())
 

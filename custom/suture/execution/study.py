@@ -75,8 +75,8 @@ class StudySites:
         Raises:
             ConfigError: as `prepare`.
         """
-        root, here = self._root(), self.find_sites()
-        if not here:
+        root, present = self._root(), self.find_sites()
+        if not present:
             if not root.exists():
                 raise ConfigError(f"{root} does not exist; name the folder of a study")
             if (root / CONFIG).exists():
@@ -84,9 +84,9 @@ class StudySites:
             make = f"suture init STUDY --site NAME={shlex.quote(str(root))}"
             raise ConfigError(f"{root} contains no site; a site is a folder with a {CONFIG}: {make}")
         for name in self.sites:
-            if name not in here:
-                raise unknown("site of simulation.sites", name, here)
-        names = list(self.sites) or here
+            if name not in present:
+                raise unknown("site of simulation.sites", name, present)
+        names = list(self.sites) or present
         check_names(names)
         return {name: load_site_config(root / name / CONFIG) for name in names}
 

@@ -123,12 +123,12 @@ class Measure:
         sent = {**update.shared, **update.head}
         base = {k: t for k, t in {**received.shared, **received.head}.items() if k in sent}
         base = {k: t for k, t in base.items() if t.is_floating_point()}  # a method need not send the model
-        gradient, direction, moved = update.kind == "gradient", Direction(), []
+        gradient, direction, block_norms = update.kind == "gradient", Direction(), []
         signs = class_signs(update.labels)
         for name, tensor in base.items():
             row = math.prod(tensor.shape[1:]) if name in received.head else 0
             for start, block, norm in _blocks(sent[name], None if gradient else tensor, row or 1):
-                moved.append(norm)
+                block_norms.append(norm)
                 if row:
                     rows = block.view(-1, row)
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
@@ -137,7 +137,7 @@ class Measure:
         channels = [channel for channel in egress.going("up") if channel.range == SCALE_OF_MODEL]
         alike = {c.name: math.hypot(*(_norm(update.channels[name]) for name in c.forms)) for c in channels}
         model = math.hypot(*map(self._norm_received, base.values()))
-        return Norms(math.hypot(*moved), model, alike, direction.unit())
+        return Norms(math.hypot(*block_norms), model, alike, direction.unit())
 
     def _norm_received(self, tensor: Tensor) -> float:
         if id(tensor) not in self._received:
