@@ -56,8 +56,8 @@ def write_pages(commands: Mapping[str, Any], out: Path) -> Iterator[Path]:
     # The order counts too: the first model of a list is the one to begin with.
     own = catalogue.from_registries()
     if json.dumps(own) != json.dumps(catalogue.read_stored()):
-        write_json(catalogue.FILE, own)
-        yield catalogue.FILE
+        write_json(catalogue.CATALOGUE_FILE, own)
+        yield catalogue.CATALOGUE_FILE
     for name, text in pages(commands).items():
         atomic_write(out / name, text.encode())
         yield out / name

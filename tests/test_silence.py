@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from suture.core import SILENT
+from suture.core import NO_TELEMETRY
 
 USE = """
 import importlib.util, json, socket, sys
@@ -65,7 +65,7 @@ def test_no_library_reports_to_its_maker(tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
-    plain = {name: value for name, value in os.environ.items() if name not in (*SILENT, "DO_NOT_TRACK")}
+    plain = {name: value for name, value in os.environ.items() if name not in (*NO_TELEMETRY, "DO_NOT_TRACK")}
     own = {**dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(home)), "MPLCONFIGDIR": str(work)}
     path = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(

@@ -20,8 +20,8 @@ import psutil
 from suture.core.errors import ConfigError, SutureError
 from suture.core.files import hold, read_json, shared_features
 from suture.data.config import find_server_config, find_site_config, load_site_config
-from suture.federation.server.record import LOCK as SERVER_LOCK
-from suture.federation.site.site import LOCK as SITE_LOCK
+from suture.federation.server.record import SERVER_LOCK
+from suture.federation.site.site import SITE_LOCK
 from suture.federation.state_files import EXPERIMENTS
 from suture.flare import PLAN
 from suture.flare.kit import read_kit

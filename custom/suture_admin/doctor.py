@@ -32,8 +32,7 @@ from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Table
 from suture.federation.plan import code_hash
-from suture.federation.site.ledger import FILE as LEDGER
-from suture.federation.site.ledger import Ledger
+from suture.federation.site.ledger import LEDGER_FILE, Ledger
 from suture.flare.compat.deployed import DATA_MOUNT_ROOT, mounted_at
 from suture.flare.kit import Kit, components_of, policy_file, read_kit
 from suture_admin.cleaning import experiments, size_of
@@ -208,11 +207,11 @@ def _check_containers(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
 def _check_ledger(config: SiteConfig) -> Iterator[Finding]:
     """Check that the ledger of the site's releases is whole: otherwise it releases nothing."""
     state = config.storage.ledger or config.storage.state
-    ledger = Ledger(state / LEDGER, config.privacy)
+    ledger = Ledger(state / LEDGER_FILE, config.privacy)
     if why := ledger.breaks()[0]:
         accept = f"suture ledger {quote(str(state))} --accept"
         remedy = f"restore the newest copy, or accept what is missing: {accept}"
-        yield error("ledger", f"{state / LEDGER} is not whole: {'; '.join(why)}", remedy)
+        yield error("ledger", f"{state / LEDGER_FILE} is not whole: {'; '.join(why)}", remedy)
     else:
         yield ok("ledger", f"{len(ledger.releases())} releases")
     if config.privacy.max_epsilon is None and (config.privacy.noise or config.privacy.epsilon):

@@ -17,7 +17,7 @@ from suture.core.errors import ConfigError
 from suture.core.escaping import number_of, rich
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import load_site_config
-from suture.federation.site.ledger import ANCHOR, FILE, Ledger, Mark, Release, tally_of
+from suture.federation.site.ledger import ANCHOR, LEDGER_FILE, Ledger, Mark, Release, tally_of
 from suture.federation.state_files import EXPERIMENTS
 from suture.privacy.differential_privacy import epsilon
 from suture.protocol.messages import Spent
@@ -102,15 +102,15 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
     state = [config.storage.ledger or config.storage.state] if config else []
     places = [folder, *state, folder / "suture"]
     found = next(
-        (at for at in places if (at / FILE).is_file() or any(at.glob(f"{EXPERIMENTS}/*/{ANCHOR}"))), None
+        (p for p in places if (p / LEDGER_FILE).is_file() or any(p.glob(f"{EXPERIMENTS}/*/{ANCHOR}"))), None
     )
     if found is None:
         raise ConfigError(
-            f"{folder} has no {FILE}: give the workspace of a site, or the folder that its suture.toml "
-            "names as [storage] state; a site has no ledger before its first answer"
+            f"{folder} has no {LEDGER_FILE}: give the workspace of a site, or the folder that its "
+            "suture.toml names as [storage] state; a site has no ledger before its first answer"
         )
     limits = config.privacy if config else PrivacyConfig()
-    return Ledger(found / FILE, limits), limits
+    return Ledger(found / LEDGER_FILE, limits), limits
 
 
 def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:

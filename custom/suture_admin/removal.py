@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import hold, read_json
 from suture.federation.plan import Plan, round_context
 from suture.federation.server.global_model import classifier, pack_model, read_model, with_labels
-from suture.federation.server.record import LOCK
+from suture.federation.server.record import SERVER_LOCK
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.state import RunState
 from suture.federation.state_files import UPDATES, Rounds, drop_updates, experiment_folder
@@ -48,7 +48,7 @@ def forget(folder: Path, site: str) -> list[Path]:
     """
     if not (folder / "run.json").is_file():
         raise ConfigError(f"{folder} is not a run folder: run.json is missing; give the folder of a run")
-    with hold(folder / LOCK, 0):  # before anything is read: a job may just have begun
+    with hold(folder / SERVER_LOCK, 0):  # before anything is read: a job may just have begun
         return _remove(folder, site)
 
 

@@ -30,7 +30,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_regular
-from suture.flare import GROUP
+from suture.flare import STATS_GROUP
 from suture.flare.compat.cells import stop
 from suture.flare.kit import Kit, check_valid_now
 
@@ -85,7 +85,7 @@ class Connection:
     def recent(self, job_id: str) -> dict[str, Any]:
         """Return the newest events of a running job, as `EventFeed.recent`; empty while there are none."""
         try:
-            return dict(self._ask("show_stats", job_id, "server")["server"][GROUP])
+            return dict(self._ask("show_stats", job_id, "server")["server"][STATS_GROUP])
         except NoAnswer:
             raise
         except (FederationError, JobNotRunning, KeyError, TypeError):

@@ -27,7 +27,7 @@ from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import describe
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
-from suture.federation.site.store import Answer
+from suture.federation.site.store import SiteAnswer
 from suture.federation.state_files import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
@@ -112,7 +112,7 @@ class Trial:
             }
         return self._payloads[site]
 
-    def answer(self, site: str) -> Answer:
+    def answer(self, site: str) -> SiteAnswer:
         """What a site answers in round 1."""
         return self.sites[site].answer(self.payload(site))
 

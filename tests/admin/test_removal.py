@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError, DataError, InUse
 from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.federation.loop import Loop, federate
 from suture.federation.server.global_model import read_model
-from suture.federation.server.record import LOCK, describe
+from suture.federation.server.record import SERVER_LOCK, describe
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
 from suture.federation.state_files import UPDATES
@@ -90,7 +90,7 @@ def test_what_cannot_be_removed_is_refused_and_nothing_changes(tmp_path: Path) -
         for site in ("delta", "../beta"):
             with refused(f"'{site}'", "alpha, beta, gamma", by=ConfigError):
                 forget(folder, site)
-        with hold(folder / LOCK, 0), pytest.raises(InUse):
+        with hold(folder / SERVER_LOCK, 0), pytest.raises(InUse):
             forget(folder, "alpha")
         whole = run.read_bytes()
         atomic_write(run, json.dumps(read_json(run) | {"status": "running"}).encode())

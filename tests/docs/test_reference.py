@@ -18,7 +18,7 @@ DOCS = ROOT / "docs" / "reference"
 
 @pytest.mark.complete
 def test_what_is_generated_is_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "FILE", tmp_path / "catalogue.json")
+    monkeypatch.setattr(catalogue, "CATALOGUE_FILE", tmp_path / "catalogue.json")
     (tmp_path / "catalogue.json").write_text("{}")
     written = [path.resolve().relative_to(tmp_path) for path in write_pages(documented(), tmp_path / "docs")]
     assert {path.name for path in written} >= {"catalogue.json", "egress.md", "refusals.txt"}

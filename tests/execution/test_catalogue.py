@@ -28,9 +28,9 @@ def test_the_stored_descriptions_are_those_of_the_registries(
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
     unmeasured = {name for name, entry in kept["method"].items() if entry["cost"] is None}
     assert unmeasured == {name for name in kept["method"] if METHODS[name].about.local_only}
-    old, kept_bytes = tmp_path / "catalogue.json", catalogue.FILE.read_bytes()
+    old, kept_bytes = tmp_path / "catalogue.json", catalogue.CATALOGUE_FILE.read_bytes()
     old.write_text("{}")
-    monkeypatch.setattr(catalogue, "FILE", old)
+    monkeypatch.setattr(catalogue, "CATALOGUE_FILE", old)
     assert old in write_pages(documented(), tmp_path / "docs")
     assert old.read_bytes() == kept_bytes
 

@@ -34,7 +34,7 @@ from suture.execution.simulator import (
     tell_over,
     with_first_error,
 )
-from suture.federation.server.record import LOCK, Record
+from suture.federation.server.record import SERVER_LOCK, Record
 from world import refused
 
 START = subprocess.Popen
@@ -86,7 +86,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_json(tmp_path / "run.json", {"status": "running"})
     earlier = '{"event": "fetched", "site": "b"}\n{"event": "begin"}\n'
     (tmp_path / "events.jsonl").write_text(earlier + '{"event": "ro')  # of an earlier job of the run
-    for name, value in (("PATIENCE", 1.0), ("STILL", 20), ("UNANSWERED", 30), ("_WATCH_LOOK", 0.05)):
+    for name, value in (("ABSENCE", 1.0), ("STILL", 20), ("UNANSWERED", 30), ("_WATCH_LOOK", 0.05)):
         monkeypatch.setattr(simulator, name, value)
 
     def start(*turns: tuple[str, str, str], logged: bool = True, last: bool = False) -> Path:
@@ -144,8 +144,8 @@ def test_a_run_whose_earlier_simulator_still_works_is_refused(
     started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = started(WHOLE)
-    monkeypatch.setattr(simulator, "TAKEOVER", 0.0)
-    with hold(out / LOCK, 0), refused(f"process {os.getpid()}", by=InUse):
+    monkeypatch.setattr(simulator, "SERVER_TAKEOVER", 0.0)
+    with hold(out / SERVER_LOCK, 0), refused(f"process {os.getpid()}", by=InUse):
         simulate(out, 2)
     assert turns(out) == 0
     write_json(out / "job.json", {"sites": ["a", "b", "c"]})  # share processes, and are not watched
@@ -204,7 +204,7 @@ def test_a_simulator_begins_when_it_is_told_and_leaves_no_process_and_no_file(
     made.close()
     assert not process.is_running()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
-    assert sorted(path.name for path in out.iterdir()) == [LOCK, LOG]
+    assert sorted(path.name for path in out.iterdir()) == [SERVER_LOCK, LOG]
 
 
 @pytest.mark.complete

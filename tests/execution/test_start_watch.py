@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from suture.core.files import MAKING, only_maker
 from suture.execution.simulator import (
+    ABSENCE,
     LONGEST,
-    PATIENCE,
     SIMULATOR,
     STILL,
     UNANSWERED,
@@ -30,7 +30,7 @@ from suture.execution.simulator import (
     end,
     look,
 )
-from suture.federation.site.site import TAKEOVER
+from suture.federation.site.site import SITE_TAKEOVER
 
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 SPIN, SLEEP = "while True: pass", "import time; time.sleep(60)"
@@ -126,12 +126,12 @@ def seen(present: str, fetched: str = "ab", answered: str = "", still: str = "")
         ([(0, "")], None),
         ([(0, ""), (LONGEST, "")], None),  # the simulator itself is slow
         ([(0, "ab"), (9_999, "ab")], None),  # a site reads its images
-        ([(0, "a"), (PATIENCE - 1, "a"), (PATIENCE, "ab"), (9 * PATIENCE, "ab")], None),
-        ([(0, "a"), (PATIENCE, "a")], "b"),  # it never came
-        ([(0, "ab"), (100, "b"), (100 + PATIENCE, "b")], "a"),  # it ended
-        ([(0, "ab"), (100, "b"), (101, "ab"), (102, "b"), (100 + PATIENCE, "b")], None),
-        ([(0, "ab"), (100, "b"), (101, ""), (100 + PATIENCE, "")], "a"),
-        ([(0, "ab"), (100, ""), (100 + PATIENCE, "")], "a"),
+        ([(0, "a"), (ABSENCE - 1, "a"), (ABSENCE, "ab"), (9 * ABSENCE, "ab")], None),
+        ([(0, "a"), (ABSENCE, "a")], "b"),  # it never came
+        ([(0, "ab"), (100, "b"), (100 + ABSENCE, "b")], "a"),  # it ended
+        ([(0, "ab"), (100, "b"), (101, "ab"), (102, "b"), (100 + ABSENCE, "b")], None),
+        ([(0, "ab"), (100, "b"), (101, ""), (100 + ABSENCE, "")], "a"),
+        ([(0, "ab"), (100, ""), (100 + ABSENCE, "")], "a"),
     ],
 )
 def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) -> None:
@@ -173,7 +173,7 @@ def test_a_site_hangs_that_stands_still_together_with_the_simulator_for_long_eno
     assert not lost(enough - 1, 999)
     assert not lost(999, enough - 1)
     assert lost(enough, enough)
-    assert UNANSWERED > TAKEOVER, "a site waits for the lock of its folder without being lost"
+    assert UNANSWERED > SITE_TAKEOVER, "a site waits for the lock of its folder without being lost"
 
 
 def test_what_works_without_end_is_lost_after_all() -> None:

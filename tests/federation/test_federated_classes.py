@@ -22,7 +22,7 @@ from suture.data.readers import load_table
 from suture.federation.loop import Loop, federate
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.server import Server
-from suture.federation.site.ledger import FILE
+from suture.federation.site.ledger import LEDGER_FILE
 from suture.federation.site.site import Site
 from suture.federation.state_files import experiment_folder
 from suture.learning.training import LocalTraining
@@ -369,7 +369,7 @@ def renamed(federation: Any, site: str, old: str, new: str) -> None:
 
 def mappings(folder: Path) -> list[dict[str, Any]]:
     """What the ledger of alpha says of its names."""
-    read = lines(folder / "states" / "alpha" / FILE)
+    read = lines(folder / "states" / "alpha" / LEDGER_FILE)
     return [line for line in read if line.get("mark") == "labels"]
 
 

@@ -19,7 +19,7 @@ from suture.core.errors import FederationError, InUse
 from suture.core.files import hold, read_records
 from suture.federation.loop import federate
 from suture.federation.site import masks
-from suture.federation.site.masks import FILE, MASKED
+from suture.federation.site.masks import MASKED, MASKS_FILE
 from suture.federation.site.site import Site
 from suture.federation.state_files import EXPERIMENTS
 from suture.methods.surgical import SurgicalAggregation
@@ -84,7 +84,7 @@ def test_classes_keep_their_numbers(tiny: Any) -> None:
     """A server that exchanged two classes of a site would add a row to those of another class."""
     federation = secured(tiny(METHOD, FOUR, **ONE_ROUND))
     run(federation, "out")
-    path = federation.sites("out")["alpha"].folder / FILE
+    path = federation.sites("out")["alpha"].folder / MASKS_FILE
     said = json.loads(path.read_text())
     one, two = said["numbers"]["Mass"], said["numbers"]["Nodule"]
     path.write_text(json.dumps(said | {"numbers": {"Mass": two, "Nodule": one}}))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
 from suture.execution.run import run_job
-from suture.federation.site.store import Answer
+from suture.federation.site.store import SiteAnswer
 from suture.federation.workers import Workers, balanced_shares
 from suture.protocol.messages import Abstain, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
@@ -35,13 +35,13 @@ class OddSite:
 
     name: str
 
-    def answer(self, task: TaskData) -> Answer:
+    def answer(self, task: TaskData) -> SiteAnswer:
         if self.name == "fails":
             raise ZeroDivisionError("by its own code")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         logging.getLogger("odd").warning("%s was asked", self.name)
-        return Answer(pack(Abstain("data_fault", self.name)))
+        return SiteAnswer(pack(Abstain("data_fault", self.name)))
 
 
 @pytest.fixture

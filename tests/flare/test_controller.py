@@ -166,7 +166,7 @@ def exchange(tmp_path: Path) -> Exchange:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site has a fifth of a second to fetch its task."""
-    monkeypatch.setattr(waiting, "PATIENCE", 0.2)
+    monkeypatch.setattr(waiting, "FETCH_WITHIN", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -184,7 +184,7 @@ def test_a_lost_site_is_not_waited_for_by_default_and_the_reason_says_so(
     exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_LOOK", 0.01)
-    for name in ("SILENT", "GRACE", "WAIT"):
+    for name in ("SILENT_AFTER", "GRACE", "WAIT"):
         monkeypatch.setattr(waiting, name, 0.01)
     exchange.collector.attendance.heard("c")
     tasks = Tasks({"a": good()})
@@ -247,7 +247,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(
 
 
 def test_a_site_is_gone_until_it_fetches_a_task(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "PATIENCE", 0.0)
+    monkeypatch.setattr(waiting, "FETCH_WITHIN", 0.0)
     for number, timeout, fetches, why in (
         (1, 1, "ab", "no answer within"),
         (2, 60, "ab", "not waited for"),

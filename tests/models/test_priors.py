@@ -405,7 +405,7 @@ def test_the_entries_that_were_not_used_for_longest_are_deleted(
 def test_a_long_pass_says_how_far_it_is(
     prior: Prior, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cache, "PATIENCE", -1.0)
+    monkeypatch.setattr(cache, "MESSAGE_PAUSE", -1.0)
     with caplog.at_level(logging.WARNING):
         features(prior, many(), None)
     assert ["64 of 192" in caplog.messages[0], "192 of 192" in caplog.messages[-1]] == [True, True]

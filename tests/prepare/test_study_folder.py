@@ -18,7 +18,7 @@ from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
-from suture.federation.site.ledger import FILE
+from suture.federation.site.ledger import LEDGER_FILE
 from suture.flare.simulate import simulator_workspace
 from suture_admin.ledger import read_statement
 from suture_admin.poc import simulate
@@ -177,7 +177,7 @@ def test_a_site_added_later_takes_part_and_a_run_writes_little_into_the_study(
     out = run(study, tmp_path / "r", "rounds=1")
     new = {path.relative_to(study) for path in study.rglob("*")} - before
     assert {path.parts[1] for path in new} == {"cache", "state"}
-    assert {path.name for path in new if path.parts[1] == "state"} == {"state", FILE, f".{FILE}.lock"}
+    assert {p.name for p in new if p.parts[1] == "state"} == {"state", LEDGER_FILE, f".{LEDGER_FILE}.lock"}
     write_hospital(study / "delta", ("Hernia",), 25, 9)
     run(study, out, resume=True)
     assert {*record(out)["threads"]} == {*LABELS, "delta", "server"}  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from suture.core.errors import ConfigError, as_word, check_known, show_value
 
-GROUP = "suture.methods"
+METHOD_GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
 
 MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
@@ -56,7 +56,7 @@ def of_this_distribution(module: str) -> bool:
     return module.partition(".")[0] in DISTRIBUTED
 
 
-def find_foreign(group: str = GROUP) -> dict[str, list[EntryPoint]]:
+def find_foreign(group: str = METHOD_GROUP) -> dict[str, list[EntryPoint]]:
     """The entry points of other packages by name: several where packages register different ones."""
     return find_entry_points(group, ours=False)
 

@@ -30,7 +30,7 @@ from suture.execution.job_files import job_file, jobs_of_flare, known_jobs, may_
 
 log = logging.getLogger(__name__)
 
-FILE = Path(__file__).with_name("catalogue.json")
+CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
 COSTS = Path(__file__).with_name("method_costs.json")
 """What a round of each method costs, relative to FedAvg; benchmarks/method_cost.py writes it."""
 
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Yield kind, name and description of everything; of what cannot be used, the reason."""
-    own = read_stored()
-    for name, entry in own.pop("method").items():
+    stored = read_stored()
+    for name, entry in stored.pop("method").items():
         yield "method", name, f"{entry['title']} ({entry['paper']})"
     for name in sorted(find_foreign()):
         yield "method", name, _or_reason(_outside_method, name)
-    for kind, entries in own.items():
+    for kind, entries in stored.items():
         for name, text in entries.items():
             yield kind, name, text
         for name in sorted(find_foreign(_GROUPS[kind])):
@@ -152,7 +152,7 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
 
 def read_stored() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
-    entries: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
+    entries: dict[str, dict[str, Any]] = json.loads(CATALOGUE_FILE.read_bytes())
     return entries
 
 

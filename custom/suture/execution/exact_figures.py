@@ -20,7 +20,7 @@ from suture.learning.evaluation import Measurement, class_scores, influences, sp
 from suture.learning.losses import masked_loss
 from suture.methods.base import Method
 from suture.models.classifier import Layout
-from suture.protocol.egress import MOST, influence_without_one, largest_share, step_of
+from suture.protocol.egress import MOST_INFLUENCE, influence_without_one, largest_share, step_of
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")
 
@@ -31,16 +31,16 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     Args:
         configs: of each site, with the limits that it has in a federation.
     """
-    here = "Figures are exact: all sites are on this machine."
+    opening = "Figures are exact: all sites are on this machine."
     if job.method.about.pooled:
-        return here
+        return opening
     refused = hidden_names(configs, job.method)
     forecasts = {site: forecast(config, reasons=False) for site, config in configs.items()}
     changes = [f"{site} would send of {line}" for site, lines in forecasts.items() for line in lines]
     if not changes:
-        return " ".join([here, *(refused or ["The sites' limits of disclosure would not change any."])])
+        return " ".join([opening, *(refused or ["The sites' limits of disclosure would not change any."])])
     sentences = [
-        here,
+        opening,
         *refused,
         f"With the sites' limits of disclosure, as in a federation (or with --limits), {'. '.join(changes)}.",
     ]
@@ -68,7 +68,7 @@ def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
     """Return, of validation and test, what a site's limits would withhold in a federation and why, and the
     steps of what it would send; nothing of data that cannot be read.
     """
-    limits, found = config.privacy, []
+    limits, lines = config.privacy, []
     if not (limits.min_count or limits.min_loss or limits.round_counts > 1):
         return []
     try:
@@ -80,24 +80,24 @@ def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
         if not len(part):
             continue
         names, (_, patients) = part.labels.names, np.unique(np.asarray(part.patients), return_inverse=True)
-        moved = influences(names, part.y, patients, part.labels.label_type, limits)
+        influence_of = influences(names, part.y, patients, part.labels.label_type, limits)
         rounded: dict[float, list[str]] = {}
-        for name, influence in sorted(moved.items(), key=lambda pair: pair[1]):
+        for name, influence in sorted(influence_of.items(), key=lambda pair: pair[1]):
             if limits.min_count and (step := step_of(influence)) is not None:
                 rounded.setdefault(step, []).append(name)
-        said = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
+        figures = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
         withheld = [
             f"{name} ({_why_withheld(y, patients, limits)})" if reasons else name
             for name, y in zip(names, part.y.T, strict=True)
-            if limits.min_count and name not in moved
+            if limits.min_count and name not in influence_of
         ]
-        said += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
+        figures += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
         if limits.min_loss:
-            said.append("no loss" if _loss_is_withheld(part, limits) else "a rounded loss")
+            figures.append("no loss" if _loss_is_withheld(part, limits) else "a rounded loss")
         if limits.round_counts > 1:
-            said.append(f"counts in multiples of {limits.round_counts}")
-        found.append(f"{split}: {'; '.join(said)}")
-    return found
+            figures.append(f"counts in multiples of {limits.round_counts}")
+        lines.append(f"{split}: {'; '.join(figures)}")
+    return lines
 
 
 def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: PrivacyConfig) -> str:
@@ -108,7 +108,7 @@ def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: Pr
     for kind, of in kinds.items():
         if (n := int(of.sum())) < limits.min_count:
             return f"{number_of(n, kind)}, fewer than min_count = {limits.min_count}"
-    if influence_without_one(patients, y) > MOST:
+    if influence_without_one(patients, y) > MOST_INFLUENCE:
         kind, of = max(kinds.items(), key=lambda pair: largest_share(patients, pair[1]))
         most = int(np.bincount(patients, of).max())
         return f"one patient has {most} of the {int(of.sum())} {kind}s, and moves it by over half its range"

@@ -400,15 +400,15 @@ def leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) ->
     Args:
         absent: with the settings of optional parts that are not there, which setting one of them adds.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     for field in dataclasses.fields(value):
         path, inner = (*prefix, field.name), getattr(value, field.name)
         if not dataclasses.is_dataclass(inner):
-            found[".".join(path)] = path
+            paths[".".join(path)] = path
             inner = _optional_part(value, field.name) if absent and inner is None else None
         if inner is not None:
-            found |= leaves(inner, path, absent=absent)
-    return found
+            paths |= leaves(inner, path, absent=absent)
+    return paths
 
 
 def _optional_part(value: Any, name: str) -> Any:

@@ -104,10 +104,10 @@ def known_methods() -> dict[str, type[Method]]:
 
     One that cannot be used is left out; a warning says why.
     """
-    found = dict(METHODS)
+    methods = dict(METHODS)
     for name in find_foreign():
         try:
-            found[name] = outside_method(name)
+            methods[name] = outside_method(name)
         except ConfigError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
-    return dict(sorted(found.items()))
+    return dict(sorted(methods.items()))

@@ -227,12 +227,12 @@ def assigned_sites(
     Raises:
         DataError: too few training images for this number of sites.
     """
-    own = np.isin(np.array(pooled.split), ("train", "validation"))
-    rows = pooled.rows(own)
+    mask = np.isin(np.array(pooled.split), ("train", "validation"))
+    rows = pooled.rows(mask)
     part = iid(rows, clients, seed) if partition == "iid" else dirichlet(rows, clients, alpha, seed)
     names = np.array([f"site-{i:0{len(str(clients))}d}" for i in range(1, clients + 1)])
     sites = np.full(len(pooled), "", dtype=names.dtype)
-    sites[own] = names[part]
+    sites[mask] = names[part]
     return tuple(sites.tolist())
 
 

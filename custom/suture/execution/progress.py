@@ -113,7 +113,7 @@ class Progress:
             return f"an event that cannot be read: {printable(event, 80)}"
 
     def _take(self, event: dict[str, Any]) -> str | None:
-        own, event = event, printable_values(event)  # which may quote what a site has sent
+        raw, event = event, printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
         self._now = _seconds(event)
@@ -148,7 +148,7 @@ class Progress:
         elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
-            line = printable_lines(str(own["text"]) if "text" in own else _note(own))
+            line = printable_lines(str(raw["text"]) if "text" in raw else _note(raw))
         elif kind == "finished":
             self.doing = "finished"
         return line
@@ -171,16 +171,16 @@ class Progress:
 
     def _describe_validation(self, event: dict[str, Any]) -> str | None:
         """Return the figures of a round's model, which the sites measure when they get it for the next."""
-        found = [
+        figures = [
             f"{name} {float(event[key]):.{digits}f}{_steps(event.get(f'{key}_step'))}"
             for key, (name, digits) in _FIGURES.items()
             if event.get(key) is not None
         ]
-        if not found:
+        if not figures:
             return None
         measured = event.get("sites", self.sites)
         by = f"  ({len(measured)} of {len(self.sites)} sites)" if len(measured) < len(self.sites) else ""
-        self.figures = f"round {int(event['round'])}: {', '.join(found)}{by}"
+        self.figures = f"round {int(event['round'])}: {', '.join(figures)}{by}"
         return self.figures
 
     def _time_left(self) -> str:

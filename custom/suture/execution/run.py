@@ -117,7 +117,7 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
         ConfigError: no run was begun in this folder, or it holds a link.
     """
     refuse_links(out)
-    own: list[Path] = []
+    written: list[Path] = []
     temporary, others = 0, list[str]()
     for root, folders, files in os.walk(out):
         for path in (Path(root, name) for name in (*files, *folders)):
@@ -127,15 +127,15 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
             half = any(map(is_temporary, name.split("/")))
             temporary += half
             if half or _OWN.fullmatch(name.removeprefix(f"{REPLACED}/")):
-                own.append(path)
+                written.append(path)
             else:
                 others.append(printable(name))
-    if not made_here(out) and len(own) + len(others) > temporary:
+    if not made_here(out) and len(written) + len(others) > temporary:
         raise ConfigError(
             f"{out} is not empty, but no run was started in it: its files were copied. "
             "Remove those that you do not need, or choose another --out"
         )
-    return own, sorted(others)
+    return written, sorted(others)
 
 
 def refuse_links(out: Path) -> None:
@@ -281,7 +281,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
 
 def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
-    simulation, again = job.simulation, command_of(job, env)
+    simulation, command = job.simulation, command_of(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = with_vocabulary(job, folder / "sites")
@@ -290,7 +290,7 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     if isinstance(simulation, StudySites) and not simulation.limits:
         said = without_limits(simulation.configs(), job)
     synthetic = bool(getattr(simulation, "synthetic", False))
-    facts: dict[str, Any] = {"env": env, "command": again, "without_limits": said, "synthetic": synthetic}
+    facts: dict[str, Any] = {"env": env, "command": command, "without_limits": said, "synthetic": synthetic}
     describe(Record(folder), plan, schedule, **facts)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
@@ -515,16 +515,16 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
         run = read_json(out / "run.json")
     except DataError as error:
         raise ConfigError(str(error)) from error
-    what = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
+    content = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
     rounds = run.get("rounds")
     if not resume:
-        raise ConfigError(f"{what}; choose another --out, or continue it with --resume")
+        raise ConfigError(f"{content}; choose another --out, or continue it with --resume")
     if run.get("job") != job.name:
-        raise ConfigError(f"{what}, not of {job.name}; choose another --out")
+        raise ConfigError(f"{content}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
     untuned = job.finetuning is not None and not (out / TUNED).exists()
     if done and not untuned:
-        raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
+        raise ConfigError(f"{content} with all its {rounds} rounds; request more with --rounds")
     _refuse_another(out, job, run)
 
 
@@ -539,27 +539,27 @@ def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
         return
     pooled_words = job.model.vocabulary == CORPUS  # which are read later, from the sites that are written
     plan = (_with_words(job, "clinical") if pooled_words else job).plan(out.name)
-    now = fixed_settings(plan)
+    settings = fixed_settings(plan)
     try:
         begun = read_json(path, "plan")
         before: dict[str, Any] = dict(begun["plan"])
-        if missing := now.keys() - before.keys():
+        if missing := settings.keys() - before.keys():
             raise KeyError(min(missing))
         if pooled_words:
             was = before["model"]["vocabulary"]
-            now["model"]["vocabulary"] = CORPUS if isinstance(was, str) else was
-        check_unchanged(before, now, out.name)
+            settings["model"]["vocabulary"] = CORPUS if isinstance(was, str) else was
+        check_unchanged(before, settings, out.name)
         _refuse_other_limits(job, bool(begun.get("simulation", {}).get("limits", True)), out)
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
         by = run.get("versions")
-        other = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
-        if other == (VERSION, plan.code):
+        maker = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
+        if maker == (VERSION, plan.code):
             remedy = "restore it from a backup, or choose another --out"
             raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
         raise ConfigError(
-            f"{out} was begun by version {printable(other[0])} of suture (code {printable(other[1])}), which "
+            f"{out} was begun by version {printable(maker[0])} of suture (code {printable(maker[1])}), which "
             f"this one ({VERSION}, {plan.code}) does not continue: {error}; take that version, or choose "
             "another --out"
         ) from error

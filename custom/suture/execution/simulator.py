@@ -49,7 +49,7 @@ from suture.core.files import (
     whole_lines,
 )
 from suture.core.processes import keeping_memory, wait_for_end, without_interrupts
-from suture.federation.server.record import LOCK, TAKEOVER, Record
+from suture.federation.server.record import SERVER_LOCK, SERVER_TAKEOVER, Record
 from suture.federation.site.abstention import first_recorded
 
 log = logging.getLogger(__name__)
@@ -102,15 +102,15 @@ class Activity:
 def look(pid: int) -> dict[str, Activity]:
     """Return the activity of FLARE's simulator, as `SIMULATOR`, and of each site that has a process."""
     owners: dict[int, str] = {}
-    found: dict[str, Activity] = {SIMULATOR: Activity()}
+    activities: dict[str, Activity] = {SIMULATOR: Activity()}
     with suppress(psutil.NoSuchProcess):  # it ended just now, as the caller will see
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:  # a parent before its children
             with suppress(psutil.Error):
                 owner = _site(process) or owners.get(process.ppid(), SIMULATOR)
                 owners[process.pid] = owner
-                found.setdefault(owner, Activity()).add(process)
-    return found
+                activities.setdefault(owner, Activity()).add(process)
+    return activities
 
 
 class Standstill:
@@ -165,7 +165,7 @@ def _states(process: psutil.Process) -> set[str]:
     return states or {"R" if process.status() == psutil.STATUS_RUNNING else "S"}
 
 
-PATIENCE = 20.0
+ABSENCE = 20.0
 """Seconds that a site may be without a process, while another one has or had one, before it is lost."""
 
 STILL = 20
@@ -246,7 +246,7 @@ class StartupMonitor:
             return Lost(None, "did not start") if late or seen.still[SIMULATOR] >= STILL else None
         self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in seen.still}
         site = min(self._absent, key=lambda name: (self._absent[name], name), default=None)
-        if site is not None and now - self._absent[site] >= PATIENCE:
+        if site is not None and now - self._absent[site] >= ABSENCE:
             return Lost(site, "ended")
         for site in self._sites:
             still = min(seen.still.get(site, 0), seen.still[SIMULATOR])
@@ -280,28 +280,28 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the simulator and all processes that it has started, whichever session they are in."""
     everything: dict[int, psutil.Process] = {}
-    while new := {one.pid: one for one in _below(process) if one.pid not in everything}:
+    while new := {child.pid: child for child in _below(process) if child.pid not in everything}:
         everything |= new
-        for one in new.values():
+        for child in new.values():
             with suppress(psutil.NoSuchProcess):
-                one.suspend()  # so that it starts no other
-    for one in everything.values():
+                child.suspend()  # so that it starts no other
+    for child in everything.values():
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            child.kill()
     process.wait()
     wait_for_end(everything.values())
 
 
 def _below(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return a process while it lives, those of its session also when it has ended, and all below them."""
-    found = []
+    processes = []
     itself = process.pid if process.poll() is None else None
     for number in psutil.pids():
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             if number == itself or os.getsid(number) == process.pid:
                 one = psutil.Process(number)
-                found += [one, *one.children(recursive=True)]
-    return found
+                processes += [one, *one.children(recursive=True)]
+    return processes
 
 
 def _those(events: list[dict[str, Any]], kind: str) -> set[str]:
@@ -408,20 +408,20 @@ class Simulator:
             InUse: the simulator of an earlier run in this folder still works, as after `kill -9`.
         """
         # This one would stand still for as long, and be taken for lost.
-        hold(self._out / LOCK, TAKEOVER).close()
+        hold(self._out / SERVER_LOCK, SERVER_TAKEOVER).close()
         shutil.rmtree(self._under_way, ignore_errors=True)  # a process that was killed may have left some
         # A folder of its own, so that no process of another start can say that this one is over.
         self._messages = self._under_way / secrets.token_hex(4)
         make_folder(self._messages)
         self._temporary = tempfile.mkdtemp(prefix="flare-")  # of FLARE's, which leaves them where it is ended
         sites, messages = (self._out / "sites").resolve(), self._messages.resolve()
-        own = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
+        environment = {"SUTURE_SITES": str(sites), MESSAGES: str(messages), "TMPDIR": self._temporary}
         command = [sys.executable, "-m", "suture.flare.simulate", str(self._out)]
         with self.log.open("ab") as printed, without_interrupts():
             self.before = printed.tell() if self.before is None else self.before
             self._process = subprocess.Popen(
                 command,
-                env=keeping_memory({**os.environ, **own}),
+                env=keeping_memory({**os.environ, **environment}),
                 stdin=subprocess.PIPE,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
@@ -525,13 +525,13 @@ def first_logged(text: str) -> str | None:
 
 def _find_raised(lines: list[str]) -> str | None:
     """Return the last exception of the lines before the next entry of a log."""
-    found = None
+    raised = None
     for line in lines:
         if _ENTRY.match(line):
             break
         if _RAISED.fullmatch(line):
-            found = _OWN.sub("", line)
-    return found
+            raised = _OWN.sub("", line)
+    return raised
 
 
 def with_first_error(out: Path, message: str) -> str:

@@ -150,7 +150,7 @@ class PartitionedSites(ReleasedSites):
         sites = partition_table(pooled, known, self.seed, test=to.tests_at_sites, held_out=held_out)
         names = [name for name in sites if name != SERVER]
         # A reference method gets every label; the site still names the ones that it annotates.
-        own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
+        annotated = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
         truth = (
             partition_table(pooled, every, self.seed, held_out=held_out) if to.method.labels.pseudo else {}
         )
@@ -162,7 +162,7 @@ class PartitionedSites(ReleasedSites):
                 root=written if texts else pooled.root,
                 table=written,
                 text_column=TEXT if texts else None,
-                labels=own[name].names if name in own else None,
+                labels=annotated[name].names if name in annotated else None,
                 label_type=pooled.labels.label_type,
                 color=color,
                 truth=write_site(own_folder, truth[name], pooled.labels, "truth.csv")
@@ -241,13 +241,13 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
 def _site_config(to: Destination, name: str, data: DataConfig, training: TrainingConfig) -> SiteConfig:
     folder = to.folder / name
     prior = to.method.sharing.prior
-    own = {
+    settings = {
         "lr": to.learning_rates.get(name),
         "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,
     }
     return SiteConfig(
         data=data,
-        training=training.model_copy(update=own),
+        training=training.model_copy(update=settings),
         privacy=PrivacyConfig.of_public_data(to.method.labels.view),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",

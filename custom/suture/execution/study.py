@@ -55,15 +55,15 @@ class StudySites:
             ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; then nothing is
                 written.
         """
-        found = self.here()
+        sites = self.here()
         configs: dict[str, SiteConfig | ServerConfig] = {
             name: config.model_copy(update={"storage": _storage(config, folder / name / "state")})
-            for name, config in found.items()
+            for name, config in sites.items()
         }
         configs[SERVER] = self._server(folder, runs)
         for name, config in configs.items():
             write_site_config(folder / name / CONFIG, config)
-        return list(found)
+        return list(sites)
 
     def here(self) -> dict[str, SiteConfig]:
         """Return `configs` as they apply on this machine."""
@@ -75,8 +75,8 @@ class StudySites:
         Raises:
             ConfigError: as `prepare`.
         """
-        root, here = self._root(), self.find_sites()
-        if not here:
+        root, present = self._root(), self.find_sites()
+        if not present:
             if not root.exists():
                 raise ConfigError(f"{root} does not exist; name the folder of a study")
             if (root / CONFIG).exists():
@@ -84,9 +84,9 @@ class StudySites:
             make = f"suture init STUDY --site NAME={shlex.quote(str(root))}"
             raise ConfigError(f"{root} contains no site; a site is a folder with a {CONFIG}: {make}")
         for name in self.sites:
-            if name not in here:
-                raise unknown("site of simulation.sites", name, here)
-        names = list(self.sites) or here
+            if name not in present:
+                raise unknown("site of simulation.sites", name, present)
+        names = list(self.sites) or present
         check_names(names)
         return {name: load_site_config(root / name / CONFIG) for name in names}
 

@@ -201,20 +201,20 @@ class Plan:
                 f"the job's plan has a missing or unknown key {show_value(min(map(str, wrong)))}; export the "
                 "job again with the version of suture that runs it"
             )
-        given = parse(_Values, values, "the job's plan")
+        parsed = parse(_Values, values, "the job's plan")
         kind: type[Method] | None = None
         try:
-            kind = method_class(given.method)
-            method = parse(kind, given.hyperparameters, "hyperparameters")
-            model = parse(ModelSpec, given.model, "model")
-            augmentation = parse(Augmentation, given.augmentation, "augmentation")
-            secure = given.secure_aggregation
-            rest = given.seed, given.experiment, given.code, given.transport
+            kind = method_class(parsed.method)
+            method = parse(kind, parsed.hyperparameters, "hyperparameters")
+            model = parse(ModelSpec, parsed.model, "model")
+            augmentation = parse(Augmentation, parsed.augmentation, "augmentation")
+            secure = parsed.secure_aggregation
+            rest = parsed.seed, parsed.experiment, parsed.code, parsed.transport
             return cls(method, model, augmentation, *rest, secure)
         except ConfigError as error:
-            if given.code == (own := code_hash(kind)):
+            if parsed.code == (own := code_hash(kind)):
                 raise
-            raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
+            raise CodeMismatch(f"{_other_code('this party', own, parsed.code)} ({error})") from error
 
     def with_paths(self, folder: Path, keys: Collection[str]) -> Plan:
         """Return the plan with what it names by `keys` as files of a party's own folder.

@@ -74,12 +74,12 @@ class Workers:
         """
         # A site stays in one process, which has its data and model; the answers come as the processes are
         # done.
-        left = {worker: [name for name in payloads if name in worker.sites] for worker in self._workers}
+        waiting = {worker: [name for name in payloads if name in worker.sites] for worker in self._workers}
         while True:
-            for worker, names in left.items():
+            for worker, names in waiting.items():
                 if names and not worker.site:
                     worker.give(task, names[0], payloads[names.pop(0)])
-            busy = [worker for worker in left if worker.site]
+            busy = [worker for worker in waiting if worker.site]
             if not busy:
                 return {}
             ready = wait([worker.line for worker in busy])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-GROUP = "suture"
+STATS_GROUP = "suture"
 """Group of FLARE's statistics (`show_stats`) in which the events of a running job are."""
 
 EXPERIMENT = "suture_experiment"

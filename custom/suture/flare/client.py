@@ -87,14 +87,14 @@ def send(
     site. Weights may be left out only where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
-    said: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "weight": weight,
         "train_loss": round_figure(train_loss),
         CHANNELS: arrays or None,
     }
-    said["class_weights"] = None if class_weights is None else [float(value) for value in class_weights]
-    said["scalars"] = scalars and {name: round_figure(value) for name, value in scalars.items()}
-    meta = {name: value for name, value in said.items() if value is not None}
+    numbers["class_weights"] = None if class_weights is None else [float(value) for value in class_weights]
+    numbers["scalars"] = scalars and {name: round_figure(value) for name, value in scalars.items()}
+    meta = {name: value for name, value in numbers.items() if value is not None}
     metrics = model.metrics and {name: round_figure(float(value)) for name, value in model.metrics.items()}
     flare.send(FLModel(params=model.params, metrics=metrics, meta={LABELS: list(labels), **meta}))
 
@@ -127,13 +127,13 @@ def gradients(model: nn.Module, received: FLModel, share: Share | None = None) -
 
 def _part(state: Mapping[str, Tensor], name: str, part: Any, share: Share | None) -> Any:
     """Return the index of the received part of a tensor of the model."""
-    own = state[name].shape if name in state else None
-    if own == part.shape:
+    shape = state[name].shape if name in state else None
+    if shape == part.shape:
         return ...
-    rows = (share or Share()).rows(name, own[0]) if own else torch.arange(0)
-    if own is None or (len(rows), *own[1:]) != tuple(part.shape):
+    rows = (share or Share()).rows(name, shape[0]) if shape else torch.arange(0)
+    if shape is None or (len(rows), *shape[1:]) != tuple(part.shape):
         raise ConfigError(
-            f"{name} has arrived with shape {tuple(part.shape)}, and the model has {own and tuple(own)}: "
+            f"{name} has arrived with shape {tuple(part.shape)}, and the model has {shape and tuple(shape)}: "
             "make it with the classes of meta['labels'], or name the share of the job's method"
         )
     return rows

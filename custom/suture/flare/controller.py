@@ -43,10 +43,10 @@ from suture.execution.simulator import tell_over
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.collector import Receiver
-from suture.federation.server.record import LEDGERS, LOCK, TAKEOVER
+from suture.federation.server.record import LEDGERS, SERVER_LOCK, SERVER_TAKEOVER
 from suture.federation.server.server import Server, open_server
 from suture.federation.state_files import experiment_folder
-from suture.flare import CODE, FINGERPRINT, GROUP
+from suture.flare import CODE, FINGERPRINT, STATS_GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
 from suture.flare.compat.heartbeats import on_heartbeat
@@ -142,19 +142,19 @@ def part_of_name(name: str) -> str:
 def of_round(line: Round) -> dict[str, float]:
     """Return the numbers of a committed round by name: its validation, costs, and those of each site."""
     accepted = sum(site.status == "accepted" for site in line.sites.values())
-    found = {
+    numbers = {
         **_named("validation", vars(line.validation)),
         **_named("round", {"seconds": line.seconds, "accepted": accepted}),
         **_named("round", {"bytes_down": line.bytes_down, "bytes_up": line.bytes_up}),
     }
     for name, site in line.sites.items():
-        found |= _named(f"sites/{part_of_name(name)}", {**site.scalars, **vars(site)})
-    return found
+        numbers |= _named(f"sites/{part_of_name(name)}", {**site.scalars, **vars(site)})
+    return numbers
 
 
 def of_test(metrics: Metrics) -> dict[str, float]:
     """Return the final figures by name: over all classes, by class, group and site."""
-    found = {
+    figures = {
         **_named("test", {"mean_auroc": metrics.mean_auroc, "loss": metrics.loss}),
         **_named("test/auroc", metrics.auroc),
         **_named("test/recall", metrics.recall),
@@ -162,8 +162,8 @@ def of_test(metrics: Metrics) -> dict[str, float]:
         **_named("test/overall", metrics.overall),
     }
     for site, values in metrics.sites.items():
-        found |= _named(f"test/sites/{part_of_name(site)}", values)
-    return found
+        figures |= _named(f"test/sites/{part_of_name(site)}", values)
+    return figures
 
 
 def _named(prefix: str, values: Mapping[str, object]) -> dict[str, float]:
@@ -202,7 +202,7 @@ class FederationController(Controller):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self._feed:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.set_info(GROUP, self._feed.recent())
+                collector.set_info(STATS_GROUP, self._feed.recent())
         elif event_type == EventType.ABOUT_TO_END_RUN:
             # From now on FLARE answers a request for a task with the end of the run.
             ring([client.name for client in fl_ctx.get_engine().get_clients()], fl_ctx)
@@ -255,22 +255,22 @@ class FederationController(Controller):
         settings = read_settings(self.plan, fl_ctx)
         check_allowed(settings, fl_ctx)
         settings = settled(settings, fl_ctx, lambda: code_hash(method_class(str(settings.get("method")))))
-        own = find_server_config(workspace_root(fl_ctx))
+        config = find_server_config(workspace_root(fl_ctx))
         plan = with_own_files(
-            Plan.from_dict(settings), own.storage.files, "model.weights", "model.name_vectors"
+            Plan.from_dict(settings), config.storage.files, "model.weights", "model.name_vectors"
         )
-        state = own.storage.state
+        state = config.storage.state
         # A simulation's server works in the run folder, which the user names.
         folder = state / plan.experiment if is_simulated() else experiment_folder(state, plan.experiment)
         claim_experiment(folder, fl_ctx)
-        self._lock = hold(folder / LOCK, TAKEOVER)
+        self._lock = hold(folder / SERVER_LOCK, SERVER_TAKEOVER)
         check_federated(plan.method)  # the file may have been edited
         schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
         self._stated = {CODE: plan.code, FINGERPRINT: fingerprint(settings, schedule.rounds)}
         ledgers = None if is_simulated() else state / LEDGERS
         kit = plan.secure_aggregation is not None and not is_simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
-        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
+        return open_server(plan, schedule, config.held_out, folder.parent, ledgers=ledgers, identity=identity)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""

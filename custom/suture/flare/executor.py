@@ -25,7 +25,7 @@ from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
-from suture.federation.site.store import Answer
+from suture.federation.site.store import SiteAnswer
 from suture.federation.state_files import experiment_folder
 from suture.flare import CODE, FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable
@@ -105,7 +105,7 @@ class SiteExecutor(Executor):
 
     def _answer(
         self, task: TaskData, fl_ctx: FLContext, servers: str | None = None, code: str | None = None
-    ) -> Answer:
+    ) -> SiteAnswer:
         try:
             self._site = self._site or self._open(fl_ctx, code)
             if servers and self._fingerprint and servers != self._fingerprint:
@@ -119,7 +119,7 @@ class SiteExecutor(Executor):
         except Exception as error:
             record_error(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
             if abstained := abstention(error):
-                return Answer(pack(abstained))
+                return SiteAnswer(pack(abstained))
             raise
         return self._site.answer(task)
 

@@ -64,13 +64,13 @@ def read_kit(folder: Path) -> Kit:
     """
     folder = folder.expanduser().resolve()
     startup = folder / "startup"
-    found: list[Role] = [role for role, name in _FILES.items() if (startup / name).is_file()]
-    if not found:
+    roles: list[Role] = [role for role, name in _FILES.items() if (startup / name).is_file()]
+    if not roles:
         raise ConfigError(
             f"{folder} is not a startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the "
             "folder that provisioning made for one party"
         )
-    role = found[0]
+    role = roles[0]
     settings = read_kit_json(startup / _FILES[role])
     try:
         if role == "admin":

@@ -20,7 +20,7 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from suture.core import VERSION
-from suture.core.entry_points import GROUP, PACKAGES
+from suture.core.entry_points import METHOD_GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, write_json, writing
 from suture.core.labels import check_sites
@@ -173,7 +173,7 @@ def _write_distribution(source: Source, folder: Path) -> None:
         shutil.copytree(source.path, folder / source.package, ignore=_COMPILED)
     else:
         shutil.copy(source.path, folder)
-    points = f"[{GROUP}]\n{source.method} = {source.entry}\n"
+    points = f"[{METHOD_GROUP}]\n{source.method} = {source.entry}\n"
     _write_metadata(folder, source.distribution, source.version, points)
 
 
@@ -327,26 +327,26 @@ def export_job(
         DiskError: the folder cannot be written; nothing is left of the job.
     """
     target = folder / job.name
-    own = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    existing = {path.name for path in target.iterdir()} if target.is_dir() else set()
     # FLARE sends all that lies in the folder to the server: of data beside the job, too.
-    if target.exists() and (sites or not (own & _JOB_FILES and own <= _JOB_FILES | _WRITTEN)):
+    if target.exists() and (sites or not (existing & _JOB_FILES and existing <= _JOB_FILES | _WRITTEN)):
         raise ConfigError(f"{target} already exists; choose another folder")
     if warning := own_words(job.model):
         log.warning("%s", warning)
     recipe = recipe_of(job, experiment, sites, bundle)
     with writing(target), tempfile.TemporaryDirectory() as temporary:
         recipe.export(temporary)
-        made = Path(temporary) / job.name
-        _share_app(made, sites)
-        _tidy(made)
-        _check_size(made, scheme)
-        for name in own & _WRITTEN:
+        exported = Path(temporary) / job.name
+        _share_app(exported, sites)
+        _tidy(exported)
+        _check_size(exported, scheme)
+        for name in existing & _WRITTEN:
             path = target / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         try:
-            shutil.copytree(made, target, dirs_exist_ok=True)
+            shutil.copytree(exported, target, dirs_exist_ok=True)
         except BaseException:
-            if not own:
+            if not existing:
                 shutil.rmtree(target, ignore_errors=True)
             raise
     return target

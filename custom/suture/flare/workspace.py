@@ -60,14 +60,14 @@ class KitIdentity(Identity):
 
     def __init__(self, folder: Path) -> None:
         kit = read_kit(folder)
-        startup, own = kit.folder / "startup", CERTIFICATES[kit.role]
+        startup, certificate_name = kit.folder / "startup", CERTIFICATES[kit.role]
         self._root = certificate(startup / "rootCA.pem")
         relay = read_kit_json(startup / _RELAY)["relay_config"] if (startup / _RELAY).is_file() else {}
         self._no_sites = {kit.identity, *str(relay.get("fqcn", "")).split(".")}
         if not kit.identity:
             raise ConfigError(f"{startup} names no server; provision the kit again")
-        self.certificate = certificate(startup / own).public_bytes(Encoding.PEM).decode()
-        file = (startup / own).with_suffix(".key")
+        self.certificate = certificate(startup / certificate_name).public_bytes(Encoding.PEM).decode()
+        file = (startup / certificate_name).with_suffix(".key")
         try:
             key = load_pem_private_key(read_regular(file), password=None)
         except (OSError, ValueError, TypeError) as error:

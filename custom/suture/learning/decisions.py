@@ -90,13 +90,13 @@ def shown_groups(cells: Sequence[_Cells], values: Iterable[str], min_count: int)
         cells: of each class, and of what else has a known total over the groups.
         values: the groups that may be shown at all.
     """
-    shown = [value for value in values if all(min(found[value]) >= min_count for found in cells)]
+    shown = [value for value in values if all(min(cell[value]) >= min_count for cell in cells)]
     before = -1
     while before != len(shown):
         before = len(shown)
-        for found in cells:
+        for cell in cells:
             for kind in (0, 1):
-                counts = {value: pair[kind] for value, pair in found.items()}
+                counts = {value: pair[kind] for value, pair in cell.items()}
                 shown = complementary(counts, shown, min_count)
     return sorted(shown)
 
@@ -193,13 +193,13 @@ def decided_classes(
             if (threshold := _threshold(fitted, rule)) is not None:
                 at[name] = threshold
     groups = decided_groups(part, p, labels, at, values, limits, visible)
-    found = {}
+    decided = {}
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
         whole = _disclose(decide(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
-        found[name] = replace(whole, groups=groups.get(name, {}))
-    return found
+        decided[name] = replace(whole, groups=groups.get(name, {}))
+    return decided
 
 
 def _disclose(

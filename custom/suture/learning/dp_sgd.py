@@ -139,24 +139,24 @@ def example_gradients(
     trained = {f"model.{name}": p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
     def loss(values: dict[str, Tensor], inputs: Mapping[str, Tensor], y: Tensor, known: Tensor) -> Tensor:
-        one = Batch({name: value[None] for name, value in inputs.items()}, y[None], known[None])
-        found: Tensor = functional_call(module, values, (one,))
-        return found
+        example = Batch({name: value[None] for name, value in inputs.items()}, y[None], known[None])
+        objective_value: Tensor = functional_call(module, values, (example,))
+        return objective_value
 
     examples = {name: value[rows] for name, value in batch.inputs.items()}, batch.y[rows], batch.known[rows]
     try:
-        found = vmap(grad(loss), (None, 0, 0, 0), randomness="different")(trained, *examples)
+        gradients = vmap(grad(loss), (None, 0, 0, 0), randomness="different")(trained, *examples)
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
         # A model may look at the numbers of an input, as a recurrent one at the length of a document.
         inputs, y, known = examples
-        each = [
+        by_example = [
             grad(loss)(trained, {name: value[i] for name, value in inputs.items()}, y[i], known[i])
             for i in range(len(y))
         ]
-        found = {name: torch.stack([one[name] for one in each]) for name in trained}
-    return {name.removeprefix("model."): gradient for name, gradient in found.items()}
+        gradients = {name: torch.stack([one[name] for one in by_example]) for name in trained}
+    return {name.removeprefix("model."): gradient for name, gradient in gradients.items()}
 
 
 class _Objective(nn.Module):

@@ -57,7 +57,7 @@ from suture.learning.training import LocalRound, NonFiniteLoss, SiteContext, pre
 from suture.models.classifier import ENCODER, frozen_copy
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.egress import (
-    MOST,
+    MOST_INFLUENCE,
     bound_losses,
     complementary,
     influence_without_one,
@@ -181,15 +181,15 @@ def measure(
     logits, labels = predict(context, part), context.model.labels
     names, limits, test = common(how.own, labels), how.limits, split == "test"
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    own = among_annotated(logits, part.y, labels.label_type)
-    scores = class_scores(part, own, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
+    annotated = among_annotated(logits, part.y, labels.label_type)
+    scores = class_scores(part, annotated, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
-    loss, step = split_loss(visible, own if test else logits, how, test=test)
+    loss, step = split_loss(visible, annotated if test else logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     attributes: dict[str, Figures] = {}
     decided: dict[str, DecidedClass] = {}
     if test:
-        attributes = by_attribute(part, own, labels, names, limits)
+        attributes = by_attribute(part, annotated, labels, names, limits)
         shown, visible_classes = _show(how.decisions, scores), _show(scores, scores)
         decided = decided_classes(part, logits, labels, shown, how.rule, limits, attributes, visible_classes)
     return Metrics(
@@ -198,7 +198,7 @@ def measure(
         len(part),
         loss,
         scores,
-        overall(visible, own, labels.label_type, limits),
+        overall(visible, annotated, labels.label_type, limits),
         attributes,
         decided,
         step,
@@ -365,7 +365,7 @@ def influences(
     truth = dict(zip(names, y.T, strict=True))
     counts = {name: (int((own == 1).sum()), int((own == 0).sum())) for name, own in truth.items()}
     moved = {name: influence_without_one(patients, own) for name, own in truth.items()}
-    large = [name for name in truth if min(counts[name]) >= limits.min_count and moved[name] <= MOST]
+    large = [n for n in truth if min(counts[n]) >= limits.min_count and moved[n] <= MOST_INFLUENCE]
     if label_type == "multiclass":
         large = complementary({n: positives for n, (positives, _) in counts.items()}, large, limits.min_count)
     return {name: moved[name] for name in large}
@@ -405,15 +405,15 @@ def mean_interval(
     """
     columns = [labels.index(name) for name in scores]
     ranked = ranking(logits, labels.label_type)[:, columns]
-    found = bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    drawn = bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
     bounds = [(s.auroc, s.low, s.high) for s in scores.values() if s.auroc is not None]
     defined = [(a, a - low, high - a) for a, low, high in bounds if low is not None and high is not None]
     sparse = any(rarer(part.y[:, i], part.patients) < FEW for i in columns)
-    if found is None or not defined or (found[0] < found[1] and not sparse):
-        return found
+    if drawn is None or not defined or (drawn[0] < drawn[1] and not sparse):
+        return drawn
     areas, below, above = zip(*defined, strict=True)
     middle, n = sum(areas) / len(areas), len(areas)
-    return min(found[0], middle - math.hypot(*below) / n), max(found[1], middle + math.hypot(*above) / n)
+    return min(drawn[0], middle - math.hypot(*below) / n), max(drawn[1], middle + math.hypot(*above) / n)
 
 
 def by_attribute(
@@ -436,20 +436,20 @@ def by_attribute(
     parts = {}
     for value in sorted(values):
         rows = [attribute == value for attribute in part.attributes]
-        own, of_own = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
-        parts[value] = own, of_own, class_scores(own, of_own, labels, names, limits)
+        samples, sample_logits = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
+        parts[value] = samples, sample_logits, class_scores(samples, sample_logits, labels, names, limits)
     defined = ({n for n, s in scores.items() if s.auroc is not None} for *_, scores in parts.values())
     measured = [found for found in defined if found]
     common = sorted(set.intersection(*measured)) if measured else []
-    found = {}
-    for value, (own, of_own, scores) in parts.items():
+    figures = {}
+    for value, (samples, sample_logits, scores) in parts.items():
         area = mean_defined(scores[name].auroc for name in common)
-        found[value] = Figures(
-            len(own),
+        figures[value] = Figures(
+            len(samples),
             area if limits is None else round_figure(area),
-            overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
+            overall(without_withheld(samples, scores, labels), sample_logits, labels.label_type, limits),
         )
-    return found
+    return figures
 
 
 def among_annotated(logits: Tensor, y: Tensor, label_type: LabelType) -> Tensor:

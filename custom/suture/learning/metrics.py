@@ -226,13 +226,13 @@ def by_class(
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if truth.shape != score.shape or truth.ndim != 2 or truth.shape[1] != len(labels):
         raise DataError(f"labels {truth.shape} and scores {score.shape} must both be [n, {len(labels)}]")
-    result = {}
+    figures = {}
     for i, name in enumerate(labels):
         try:
-            result[name] = figure(truth[:, i], score[:, i])
+            figures[name] = figure(truth[:, i], score[:, i])
         except DataError as error:
             raise DataError(f"class {name!r}: {error}") from error
-    return result
+    return figures
 
 
 def youden(y: ArrayLike, s: ArrayLike) -> OperatingPoint:

@@ -29,13 +29,13 @@ def thresholds(curves: Curves, sensitivity: float, specificity: float, cost: flo
     """
     sens, spec, prevalence = curves.sensitivity(), curves.specificity(), curves.prevalence
     loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
-    found: dict[Rule, float | None] = {
+    logits: dict[Rule, float | None] = {
         "sensitivity": curves.positives.quantile(1 - sensitivity),
         "specificity": curves.negatives.quantile(specificity),
         "youden": _lowest(curves, -(sens + spec)),
         "cost": _lowest(curves, loss),
     }
-    return {rule: float(expit(value)) for rule, value in found.items() if value is not None}
+    return {rule: float(expit(value)) for rule, value in logits.items() if value is not None}
 
 
 def exact_thresholds(
@@ -47,9 +47,9 @@ def exact_thresholds(
         y: labels ``[n]``: 1 and 0, of both at least one.
         p: probabilities ``[n]``.
     """
-    at = np.append(np.unique(p), 1.0)  # at and above the last no image is positive, but for a score of 1
-    sens = 1 - np.searchsorted(np.sort(p[y == 1]), at) / (y == 1).sum()
-    spec = np.searchsorted(np.sort(p[y == 0]), at) / (y == 0).sum()
+    cutoffs = np.append(np.unique(p), 1.0)  # at and above the last no image is positive, but for a score of 1
+    sens = 1 - np.searchsorted(np.sort(p[y == 1]), cutoffs) / (y == 1).sum()
+    spec = np.searchsorted(np.sort(p[y == 0]), cutoffs) / (y == 0).sum()
     prevalence = float((y == 1).mean())
     loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
     places: dict[Rule, int] = {
@@ -58,8 +58,8 @@ def exact_thresholds(
         "youden": int(np.argmax(np.round(sens + spec, 12))),
         "cost": int(np.argmin(np.round(loss, 12))),
     }
-    below = np.append(0.0, at[:-1])
-    return {rule: float((at[i] + below[i]) / 2) for rule, i in places.items()}
+    below = np.append(0.0, cutoffs[:-1])
+    return {rule: float((cutoffs[i] + below[i]) / 2) for rule, i in places.items()}
 
 
 def _lowest(curves: Curves, loss: Floats) -> float | None:

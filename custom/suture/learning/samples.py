@@ -303,16 +303,16 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
     absent, rows = reading.absent, len(reading.table) + reading.absent
     texts = reading.table.texts is not None
     lost = f"a text in {config.data.table}" if texts else f"an image in {config.data.root}"
-    found = []
+    remarks = []
     if absent:
-        found.append(f"left out {absent:,} of {rows:,} rows, without {lost}")
+        remarks.append(f"left out {absent:,} of {rows:,} rows, without {lost}")
     if wanted > read:
         other = " or are of another modality" if spec.modalities else ""
-        found.append(
+        remarks.append(
             f"left out {wanted - read:,} of {wanted:,} images that cannot be read{other}; `suture data "
             "check` of its suture.toml lists them"
         )
-    return found
+    return remarks
 
 
 def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tuple[dict[str, Tensor], Table]:

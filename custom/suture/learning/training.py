@@ -336,11 +336,11 @@ def activation_bytes(site: SiteContext, objective: Objective) -> float:
 
 def _kept_bytes(site: SiteContext, objective: Objective, n: int) -> int:
     """The bytes of all that is kept, a storage that several operations keep counted once."""
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     train = site.samples["train"]
@@ -348,7 +348,7 @@ def _kept_bytes(site: SiteContext, objective: Objective, n: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         graph = objective(site.model, batch)
     del graph  # held until here, that no storage takes the place of another
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def check_memory(
@@ -715,13 +715,13 @@ def training_batches(
     """
     seen = seen or partial(first_view, site)
     train = site.samples["train"]
-    read: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
+    batches: Iterator[Batch] = map(train.batch, _rows(site, local, shuffle))
     if rows:
-        read = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in read)
+        batches = (replace(batch, inputs={**batch.inputs, **rows(batch)}) for batch in batches)
     if site.device.type != "cpu":
-        read = map(Batch.pin, read)
+        batches = map(Batch.pin, batches)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
-    for batch in prefetch(read, 0 if shuffle is noise else site.prefetch):
+    for batch in prefetch(batches, 0 if shuffle is noise else site.prefetch):
         yield seen(ready_inputs(site, batch), noise)
 
 
@@ -789,16 +789,16 @@ def predict(site: SiteContext, samples: Samples) -> Tensor:
 
 
 def _logits(site: SiteContext, samples: Samples, size: int) -> Tensor:
-    done: list[Tensor] = []
-    there: list[Tensor] = []
-    kept = 0
+    on_cpu: list[Tensor] = []
+    on_device: list[Tensor] = []
+    values = 0
     for batch in samples.batches(size):
         ready = ready_inputs(site, batch)
-        there.append(site.model(ready.inputs))
-        kept += there[-1].numel()
-        if kept >= _LOGITS:  # each copy waits for the device, and what stays there takes its memory
-            done.append(torch.cat(there).cpu())
-            there, kept = [], 0
-    if there:
-        done.append(torch.cat(there).cpu())
-    return torch.cat(done) if done else torch.empty(0, len(site.model.labels))
+        on_device.append(site.model(ready.inputs))
+        values += on_device[-1].numel()
+        if values >= _LOGITS:  # each copy waits for the device, and what stays there takes its memory
+            on_cpu.append(torch.cat(on_device).cpu())
+            on_device, values = [], 0
+    if on_device:
+        on_cpu.append(torch.cat(on_device).cpu())
+    return torch.cat(on_cpu) if on_cpu else torch.empty(0, len(site.model.labels))

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from suture.core.entry_points import GROUP, Registry, find_foreign, package_of
+from suture.core.entry_points import METHOD_GROUP, Registry, find_foreign, package_of
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
@@ -18,7 +18,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 
 METHODS: Registry[type[Method]] = Registry(
-    GROUP,
+    METHOD_GROUP,
     "method",
     {
         method.about.name: method

@@ -81,11 +81,11 @@ def compose(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     steps: Counter[tuple[float, float]] = Counter()
     for one in mechanisms:
         steps[one.multiplier, one.rate] += one.steps
-    found = [(sigma, rate, n) for (sigma, rate), n in sorted(steps.items()) if n]
-    if any(not sigma for sigma, _, _ in found):
+    groups = [(sigma, rate, n) for (sigma, rate), n in sorted(steps.items()) if n]
+    if any(not sigma for sigma, _, _ in groups):
         return None
-    whole = math.hypot(*(math.sqrt(n) / sigma for sigma, rate, n in found if rate == 1))
-    sampled = tuple(one for one in found if one[1] < 1)
+    whole = math.hypot(*(math.sqrt(n) / sigma for sigma, rate, n in groups if rate == 1))
+    sampled = tuple(one for one in groups if one[1] < 1)
     if not sampled:
         return _whole(whole, delta)
     return _sampled_rdp((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
@@ -158,18 +158,18 @@ def multiplier_for(target: float, delta: float, planned: Iterable[Mechanism], co
 
     def above(log_multiplier: float) -> float:
         noisy = (one._replace(multiplier=math.exp(log_multiplier)) for one in planned)
-        found = compose([*noisy, count], delta)
-        return math.log(math.inf if found is None else max(found, 1e-9)) - math.log(0.995 * target)
+        epsilon = compose([*noisy, count], delta)
+        return math.log(math.inf if epsilon is None else max(epsilon, 1e-9)) - math.log(0.995 * target)
 
     low, high = map(math.log, MULTIPLIERS)
     if above(high) > 0:
         return math.inf
     if above(low) <= 0:
         return MULTIPLIERS[0]
-    found: float = brentq(above, low, high, xtol=2e-3)
-    while above(found) > math.log(1 / 0.995):
-        found += 1e-3
-    return math.exp(found)
+    exponent: float = brentq(above, low, high, xtol=2e-3)
+    while above(exponent) > math.log(1 / 0.995):
+        exponent += 1e-3
+    return math.exp(exponent)
 
 
 MULTIPLIERS = 0.3, 100.0

@@ -236,7 +236,7 @@ class Attempt:
 
     def unusable(self, roster: Roster, identity: Identity) -> dict[str, str]:
         """Return what is wrong with keys of sites: whose are not signed by it, or cannot be used."""
-        found, owners, probe = dict[str, str](), dict[bytes, str](), X25519PrivateKey.generate()
+        reasons, owners, probe = dict[str, str](), dict[bytes, str](), X25519PrivateKey.generate()
         for site, keys in roster.items():
             try:
                 signature = bytes.fromhex(keys.signature)
@@ -244,11 +244,11 @@ class Attempt:
                 for public in (keys.cipher, keys.mask):
                     _agree(probe, public, site)
             except MaskingRefused as error:
-                found[site] = f"has sent keys that cannot be used: {error}"
+                reasons[site] = f"has sent keys that cannot be used: {error}"
                 continue
             if (other := owners.setdefault(key, site)) != site:
-                found |= {s: f"has the same key as {o}" for s, o in ((site, other), (other, site))}
-        return found
+                reasons |= {s: f"has the same key as {o}" for s, o in ((site, other), (other, site))}
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -549,13 +549,13 @@ def sorted_out(
         unopened: the sites of whose secrets each site has said that it holds no share.
     """
     lies, right = dict[str, str](), {site: dict[str, bytes]() for site in sealed}
-    left = set(survivors)
+    surviving = set(survivors)
     for by, step in revealed.items():
         asked = sealed.keys() - set(unopened.get(by, ()))
-        if step.seeds.keys() != asked & left or step.secrets.keys() != asked - left:
+        if step.seeds.keys() != asked & surviving or step.secrets.keys() != asked - surviving:
             lies[by] = "has revealed shares of other sites than it was asked for"
         for site, text in {**step.seeds, **step.secrets}.items():
-            committed = sealed[site][by][64 if site in left else 0 :][:64] if site in sealed else None
+            committed = sealed[site][by][64 if site in surviving else 0 :][:64] if site in sealed else None
             if committed == _commit(share := bytes.fromhex(text)).hex():
                 right[site][by] = share
             elif committed:

@@ -92,12 +92,12 @@ class SiteUpdates:
     @property
     def marks(self) -> list[str]:
         """What was so in more than half of the rounds."""
-        said = {
+        counts = {
             "opposed to the other sites": self.opposed,
             f"over {LONG:g} times as long": self.long,
             "less than a hundredth as long": self.short,
         }
-        return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
+        return [f"{text} in {n} of {self.rounds}" for text, n in counts.items() if 2 * n > self.rounds]
 
 
 def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
@@ -110,13 +110,13 @@ def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
         return {}
     usual = _usual(sent)
     limit = min(OPPOSED, min((s.cosine for s in sent.values() if s.cosine is not None), default=0.0) / 2)
-    found: dict[str, dict[str, float]] = {}
+    marked: dict[str, dict[str, float]] = {}
     for name, site in sent.items():
         if site.cosine is not None and site.cosine < limit:
-            found[name] = {"cosine": site.cosine}
+            marked[name] = {"cosine": site.cosine}
         if usual and not SHORT <= (ratio := (site.norm or 0.0) / usual) <= LONG:
-            found[name] = found.get(name, {}) | {"norm": ratio}
-    return found
+            marked[name] = marked.get(name, {}) | {"norm": ratio}
+    return marked
 
 
 def _usual(sent: Mapping[str, SiteRound]) -> float:

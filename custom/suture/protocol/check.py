@@ -341,13 +341,13 @@ def _check_metrics(metrics: Metrics, allowed: AllowedReply, of_round: int) -> No
 
 def _check_decided(metrics: Metrics) -> list[float | None]:
     """Return the figures of decisions, of all classes."""
-    found: list[float | None] = []
-    for one in metrics.decided.values():
-        points: list[Decided | DecidedGroup] = [p for p in (one.own, one.pooled, one.half) if p]
-        points += one.groups.values()
-        found += [value for point in points for value in (point.sensitivity, point.specificity)]
-        found += [*one.ece, *one.brier]
-    return found
+    figures: list[float | None] = []
+    for decided in metrics.decided.values():
+        points: list[Decided | DecidedGroup] = [p for p in (decided.own, decided.pooled, decided.half) if p]
+        points += decided.groups.values()
+        figures += [value for point in points for value in (point.sensitivity, point.specificity)]
+        figures += [*decided.ece, *decided.brier]
+    return figures
 
 
 def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:

@@ -80,12 +80,12 @@ def resolve_shape(shape: tuple[int, ...], classes: int, own: int = VARIABLE) -> 
 def shape_mismatch(form: Form, tensor: Tensor | None, classes: int) -> str:
     """Say what a tensor of so many classes is instead of the form; empty where it has the form."""
     shape, dtype = resolve_shape(form[0], classes), form[1]
-    own = () if tensor is None else tuple(tensor.shape)
-    alike = len(shape) == len(own) and all(a in (VARIABLE, b) for a, b in zip(shape, own, strict=True))
+    actual = () if tensor is None else tuple(tensor.shape)
+    alike = len(shape) == len(actual) and all(a in (VARIABLE, b) for a, b in zip(shape, actual, strict=True))
     if tensor is not None and alike and str(tensor.dtype) == dtype:
         return ""
     needs = str(shape).replace(str(VARIABLE), "any")
-    return f"{'missing' if tensor is None else f'{own} {tensor.dtype}'} instead of {needs} {dtype}"
+    return f"{'missing' if tensor is None else f'{actual} {tensor.dtype}'} instead of {needs} {dtype}"
 
 
 def shape_mismatches(forms: Shapes, tensors: Mapping[str, Tensor], classes: int) -> dict[str, str]:
@@ -379,7 +379,7 @@ Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 BOUND = 5.0
 """The largest loss of a label."""
 
-MOST = 0.5
+MOST_INFLUENCE = 0.5
 """The largest influence, in parts of a figure's range, that a patient may have on a figure that leaves."""
 
 _GRIDS = tuple(m * 10.0**-j for j in range(6, -1, -1) for m in (1, 2, 5))
@@ -422,7 +422,7 @@ def on_grid(value: float | None, influence: float, largest: float = 1.0) -> floa
 
 def step_of(influence: float, largest: float = 1.0) -> float | None:
     """Return the step to which a figure in [0, largest] is rounded; None where it is withheld."""
-    return None if influence > MOST * largest else next(step for step in _GRIDS if step >= influence)
+    return None if influence > MOST_INFLUENCE * largest else next(s for s in _GRIDS if s >= influence)
 
 
 def near(count: Count, step: int) -> Count:

@@ -27,7 +27,7 @@ from suture.core.privacy import Protected, check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT, check_with
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 
-MOST = 2_000
+MOST_TENSORS = 2_000
 """Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
 
 MOST_CLASSES = 10_000
@@ -61,15 +61,15 @@ CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code
 Codes = Annotated[tuple[CodeText, ...], Field(min_length=1, max_length=len(SYSTEMS))]
 """Codes of a class, of different systems; see `suture.core.ontology`."""
 
-Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
+Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST_TENSORS)]
 TensorPath = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$", max_length=LONGEST)
 ]
-Channels = Annotated[dict[TensorPath, Tensor], Field(max_length=MOST)]
+Channels = Annotated[dict[TensorPath, Tensor], Field(max_length=MOST_TENSORS)]
 """The tensors of channels, by ``name`` or ``name/tensor``; see `suture.protocol.egress.Channel`."""
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
+Total = Annotated[int, Field(ge=0, le=LARGEST * MOST_TENSORS)]
 """A sum of counts over sites; that of one site is a `Count`, which its check ensures."""
 
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
@@ -175,7 +175,7 @@ class Figures:
 
     n: Total
     auroc: FiniteFloat | None
-    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
+    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST_TENSORS)
 
 
 @validated(frozen=True, config=STRICT)
@@ -203,7 +203,7 @@ class Metrics:
     n: Total
     loss: Number | None
     classes: Annotated[dict[Label, ClassScore], Field(max_length=MOST_CLASSES)]
-    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
+    overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST_TENSORS)
     attributes: Annotated[dict[Value, Figures], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
     )
@@ -382,7 +382,7 @@ class SiteNumbers:
             samples than `min_loss`, and with `epsilon`.
     """
 
-    scalars: Annotated[dict[Word, Number], Field(max_length=MOST), Trait.COUNTED] = dataclasses.field(
+    scalars: Annotated[dict[Word, Number], Field(max_length=MOST_TENSORS), Trait.COUNTED] = dataclasses.field(
         default_factory=dict
     )
     train_loss: Annotated[Number | None, Trait.COUNTED, Trait.LOSS] = None

@@ -60,7 +60,7 @@ from suture.core.validation import in_words
 from suture.protocol.egress import Egress, Form, Layout, Shapes
 from suture.protocol.egress import Transport as Transport
 from suture.protocol.messages import (
-    MOST,
+    MOST_TENSORS,
     Abstain,
     Evaluation,
     Masking,
@@ -393,8 +393,8 @@ def check_size(packed: Packed) -> None:
             does not have; or there are too many tensors, or ones that are sparse, without values or without
             a text as a name.
     """
-    if len(packed.tensors) > MOST:
-        raise RejectedUpdate(f"{len(packed.tensors)} tensors; the limit is {MOST}")
+    if len(packed.tensors) > MOST_TENSORS:
+        raise RejectedUpdate(f"{len(packed.tensors)} tensors; the limit is {MOST_TENSORS}")
     if not isinstance(packed.header, Mapping):
         raise RejectedUpdate("the message has no header")
     if any(not isinstance(name, str) for name in packed.tensors):
@@ -406,9 +406,9 @@ def check_size(packed: Packed) -> None:
     if any(t.is_meta for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor without values (of the device meta)")
     text, values = 0, 0
-    left: list[tuple[Any, int]] = [(packed.header, 0)]
-    while left:
-        value, depth = left.pop()
+    pending: list[tuple[Any, int]] = [(packed.header, 0)]
+    while pending:
+        value, depth = pending.pop()
         inner: Iterable[Any] = ()
         if isinstance(value, Mapping):
             if not all(isinstance(key, str) for key in value):
@@ -424,7 +424,7 @@ def check_size(packed: Packed) -> None:
             raise RejectedUpdate("the header has an integer of more than 64 bits")
         if values > VALUES or text > TEXT or depth > _DEPTH:
             raise RejectedUpdate("the header exceeds the size limit")
-        left += ((one, depth + 1) for one in inner)
+        pending += ((one, depth + 1) for one in inner)
 
 
 def _first(error: ValidationError) -> str:
@@ -540,10 +540,10 @@ def _contents(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, memoryview]]
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy what shares memory, as tied tensors do: safetensors refuses it."""
-    seen: set[int] = set()
+    memories: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
+        apart[name] = tensor.clone() if memory in memories else tensor
+        memories.add(memory)
     return apart

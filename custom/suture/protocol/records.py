@@ -438,19 +438,19 @@ def read_metrics(folder: Path) -> Metrics | None:
 
 def _read_lines(kind: type[T], path: Path) -> list[T]:
     """Read a record from each line; a last line that was never ended is left out, with a warning."""
-    found: list[T] = []
+    records: list[T] = []
     lines = enumerate(read_lines(path) if path.is_file() else (), 1)
     while numbered := _next(lines, path):
         number, line = numbered
         if not line.strip():
             continue
         try:
-            found.append(_parse_text(kind, line, f"{path}, line {number}"))
+            records.append(_parse_text(kind, line, f"{path}, line {number}"))
         except DataError:
             if line.endswith(b"\n"):
                 raise
             log.warning("%s: line %d is incomplete and is skipped", path, number)
-    return found
+    return records
 
 
 def _next(lines: Iterator[tuple[int, bytes]], path: Path) -> tuple[int, bytes] | None:

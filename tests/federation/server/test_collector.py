@@ -17,11 +17,11 @@ from own_clock import own_clock
 from suture.core.errors import FederationError
 from suture.federation.server.aggregator import Updates
 from suture.federation.server.collector import (
+    FETCH_WITHIN,
     GRACE,
     LATE,
     MOST_LATE,
-    PATIENCE,
-    SILENT,
+    SILENT_AFTER,
     WAIT,
     Receiver,
     UpdateCollector,
@@ -310,7 +310,7 @@ class Rounds:
 
     def c_is_gone(self) -> None:
         """A round in which c leaves its task unfetched for long."""
-        assert not self.after(PATIENCE).enough(["c"]), "c was there until now"
+        assert not self.after(FETCH_WITHIN).enough(["c"]), "c was there until now"
         self.collector.close({})
         assert self.events == [("gone", "c")]
 
@@ -338,7 +338,7 @@ def test_a_site_that_leaves_its_task_is_not_waited_for_in_later_rounds(rounds: R
 
 
 def test_a_site_that_fetches_again_is_waited_for_at_once(rounds: Rounds) -> None:
-    late = rounds.after(PATIENCE)
+    late = rounds.after(FETCH_WITHIN)
     rounds.collector.close({})
     take = rounds.open()
     late.note_fetch("c")
@@ -368,7 +368,7 @@ def test_a_site_that_works_for_long_is_not_gone(rounds: Rounds) -> None:
 
 def test_short_rounds_add_up(rounds: Rounds) -> None:
     for _ in range(2):
-        rounds.after(0.6 * PATIENCE, grace=0.0)
+        rounds.after(0.6 * FETCH_WITHIN, grace=0.0)
         rounds.collector.close({})
     assert rounds.events == [("gone", "c")]
 
@@ -378,7 +378,7 @@ def test_a_short_grace_period_waits_for_a_site_whose_process_is_restarted(
     grace: float, rounds: Rounds
 ) -> None:
     """Its next process needs ten seconds; rounds of one second left it out eight times."""
-    take = rounds.after(0.9 * PATIENCE, grace=grace)
+    take = rounds.after(0.9 * FETCH_WITHIN, grace=grace)
     assert not take.enough(["c"])
     take.note_fetch("c")
     assert take.enough(["c"]) == (grace == 0)
@@ -400,7 +400,7 @@ def test_a_site_that_has_fetched_its_task_has_the_grace_period_only(rounds: Roun
 
 
 def test_a_site_that_does_not_come_back_costs_one_wait(rounds: Rounds) -> None:
-    assert rounds.after(PATIENCE, grace=1.0).enough(["c"])
+    assert rounds.after(FETCH_WITHIN, grace=1.0).enough(["c"])
     rounds.collector.close({})
     assert rounds.after(0, grace=1.0).enough(["c"])
 
@@ -416,9 +416,9 @@ def test_a_site_cannot_make_every_round_wait_for_its_fetch(rounds: Rounds) -> No
 
 def test_a_site_that_fetches_at_once_is_never_late(rounds: Rounds) -> None:
     for _ in range(MOST_LATE + 1):
-        rounds.after(PATIENCE, *SITES, grace=1.0)
+        rounds.after(FETCH_WITHIN, *SITES, grace=1.0)
         rounds.collector.close({})
-    assert not rounds.after(PATIENCE - 1, grace=1.0).enough(["c"])
+    assert not rounds.after(FETCH_WITHIN - 1, grace=1.0).enough(["c"])
 
 
 def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(rounds: Rounds) -> None:
@@ -430,7 +430,7 @@ def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(round
     lost = rounds.now
     rounds.answer(take, "a", "b")
     rounds.during(3600, take, ["c"], "ab")
-    assert rounds.now == lost + SILENT + GRACE
+    assert rounds.now == lost + SILENT_AFTER + GRACE
     assert rounds.waited == [(["c"], WAIT, ["c"])], f"the sites trained from {begun} on, which is no news"
     assert take.note_loss("c") == "lost: not heard from for 3 min"
     assert not take.note_loss("b")
@@ -463,7 +463,7 @@ def test_a_line_that_is_cut_for_less_than_the_grace_costs_nothing(rounds: Rounds
     take = rounds.open()
     rounds.collector.attendance.heard("c")
     rounds.answer(take, "a", "b")
-    rounds.during(SILENT + GRACE - 10, take, ["c"], "ab")
+    rounds.during(SILENT_AFTER + GRACE - 10, take, ["c"], "ab")
     rounds.during(600, take, ["c"], "abc")
     assert not take.enough(["c"])
     rounds.answer(take, "c")

@@ -22,7 +22,7 @@ from suture.data.table import Table
 from suture.execution.job import Job, with_settings
 from suture.execution.run import run_job
 from suture.execution.sites import write_site
-from suture.federation.site.diagnostics import FILE, Diagnostics
+from suture.federation.site.diagnostics import DIAGNOSTICS_FILE, Diagnostics
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
@@ -69,7 +69,9 @@ def test_counts_by_hand_whatever_the_order_of_the_truth(order: list[int], tmp_pa
         watch.observe(torch.tensor([3, 1, 1]), guesses((0, 1)[::swap], (1, 1), (1, 0)[::swap]))  # drawn twice
         watch.write(1)
         found = {"Edema": {"made": 3, "right": 3}, "Mass": {"made": 3, "right": 2}}
-        assert lines(tmp_path / str(swap) / "state" / FILE) == [{"site": "a", "round": 1, "classes": found}]
+        assert lines(tmp_path / str(swap) / "state" / DIAGNOSTICS_FILE) == [
+            {"site": "a", "round": 1, "classes": found}
+        ]
 
 
 def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_each_round_is_counted_by_itself_and_one_done_again_replaces_its_line(tm
         watch.write(number)
 
     def recorded() -> list[tuple[int, int]]:
-        path = tmp_path / "state" / FILE
+        path = tmp_path / "state" / DIAGNOSTICS_FILE
         return [(line["round"], line["classes"]["Edema"]["right"]) for line in lines(path)]
 
     for number, row in ((1, 0), (2, 2), (3, 1)):
@@ -105,7 +107,9 @@ def test_figures_of_each_class_are_written_down_as_they_are_told(tmp_path: Path)
     watch.record({"images": torch.tensor([3, 0]), "divergence": torch.tensor([0.5, 0.0])})
     watch.write(2)
     figures = {"images": {"Edema": 3, "Mass": 0}, "divergence": {"Edema": 0.5, "Mass": 0.0}}
-    assert lines(tmp_path / "state" / FILE) == [{"site": "a", "round": 2, "classes": {}, "figures": figures}]
+    assert lines(tmp_path / "state" / DIAGNOSTICS_FILE) == [
+        {"site": "a", "round": 2, "classes": {}, "figures": figures}
+    ]
 
 
 # A whole federation
@@ -139,7 +143,7 @@ def test_watching_writes_what_was_guessed_changes_nothing_and_nothing_of_it_leav
             return answer
 
         run(federation, out, keep)
-        assert bool(list(federation.folder.glob(f"{out}/**/{FILE}"))) == (out == "watched")
+        assert bool(list(federation.folder.glob(f"{out}/**/{DIAGNOSTICS_FILE}"))) == (out == "watched")
     assert len(answers["plain"]) == 3 * 5  # handshake, two rounds, validation, test
     for one, two in zip(*answers.values(), strict=True):
         assert one.header | {"ledger": None} == two.header | {"ledger": None}  # it is salted
@@ -154,7 +158,7 @@ def test_watching_writes_what_was_guessed_changes_nothing_and_nothing_of_it_leav
         "gamma": {"Hernia": wrong},
     }
     for site, classes in unknown.items():
-        found = lines(federation.folder / "watched" / "sites" / site / FILE)
+        found = lines(federation.folder / "watched" / "sites" / site / DIAGNOSTICS_FILE)
         assert found == [{"site": site, "round": n, "classes": classes} for n in (1, 2)]
 
 
@@ -164,7 +168,7 @@ def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
     for config in federation.configs.values():
         config.data.truth.unlink()
     federation.run()
-    assert not list(federation.folder.rglob(FILE))
+    assert not list(federation.folder.rglob(DIAGNOSTICS_FILE))
 
 
 def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
@@ -185,7 +189,7 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
         simulation=NihSites(root=str(write_nih(tmp_path / "nih")), classes="disjoint"),
     )
     report = run_job(made, "local", tmp_path / "r") / "report.html"
-    found = lines(tmp_path / "r" / FILE)
+    found = lines(tmp_path / "r" / DIAGNOSTICS_FILE)
     assert [(line["site"], line["round"]) for line in found] == [
         (site, number) for site in ("site-1", "site-2") for number in (1, 2)
     ]
@@ -198,4 +202,4 @@ def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     # 2 rounds, 7 classes, 12 images
     assert f'<td class="num">168</td><td class="num">{right}</td>' in report.read_text()
     run_job(with_settings(made, ["rounds=3"]), "local", tmp_path / "r", resume=True)
-    assert [line["round"] for line in lines(tmp_path / "r" / FILE)] == [1, 2, 3] * 2
+    assert [line["round"] for line in lines(tmp_path / "r" / DIAGNOSTICS_FILE)] == [1, 2, 3] * 2

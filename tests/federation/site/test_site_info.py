@@ -17,7 +17,7 @@ from rounds import reply_of
 from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
 from suture.federation.site import site as module
-from suture.federation.site.site import LOCK, Site
+from suture.federation.site.site import SITE_LOCK, Site
 from suture.federation.site.store import FIRST_COUNTS, FirstCounts
 from suture.learning.evaluation import NOTHING
 from suture.methods.fedavg import FedAvg
@@ -157,10 +157,10 @@ def other_process(path: Path) -> int:
 def test_another_process_is_named_and_when_it_has_ended_the_site_answers(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TAKEOVER", 0.2)
+    monkeypatch.setattr(module, "SITE_TAKEOVER", 0.2)
     site = tiny(METHOD).sites()["alpha"]
     site.folder.mkdir(parents=True)
-    other = other_process(site.folder / LOCK)
+    other = other_process(site.folder / SITE_LOCK)
     assert abstains(site, TaskData("handshake"), "configuration", f"process {other}").error == "InUse"
     os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
@@ -171,7 +171,7 @@ def test_another_process_is_named_and_when_it_has_ended_the_site_answers(
 def test_a_new_job_waits_for_the_process_of_the_last_one(tiny: Any) -> None:
     site = tiny(METHOD).sites()["alpha"]
     site.folder.mkdir(parents=True)
-    other = other_process(site.folder / LOCK)
+    other = other_process(site.folder / SITE_LOCK)
     killer = os.fork()
     if not killer:
         time.sleep(0.5)
@@ -198,7 +198,7 @@ def _taken_elsewhere(folder: Path) -> bool:
     child = os.fork()
     if not child:
         try:
-            FolderLock.take(folder / LOCK, 0)
+            FolderLock.take(folder / SITE_LOCK, 0)
         except BaseException:
             os._exit(1)
         os._exit(0)

@@ -123,10 +123,10 @@ class Aggregator:
         """Consider the newest committed round by the sites' losses, and add these to its pending line."""
         number, standings = line.round, state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
-        own = {site: condense(metrics[site]).auroc for site in losses}
+        aurocs = {site: condense(metrics[site]).auroc for site in losses}
         joined = SiteRound("missing", "joined after this round")
         sites = {
-            site: replace(line.sites.get(site, joined), validation_loss=value, validation_auroc=own[site])
+            site: replace(line.sites.get(site, joined), validation_loss=value, validation_auroc=aurocs[site])
             for site, value in losses.items()
         }
         scores = {s: registry.rename_keys(s, m.classes) for s, m in metrics.items()}
@@ -148,7 +148,7 @@ class Aggregator:
             every = {key: value for of in parts.values() for key, value in of.items()}
             standings = standings.after_losses(Best(number, -loss, auroc or 0.0, every))
         if self.plan.method.sharing.personal == "model":
-            found = {s: Best(number, -value, own[s] or 0.0, parts[s]) for s, value in losses.items()}
+            found = {s: Best(number, -value, aurocs[s] or 0.0, parts[s]) for s, value in losses.items()}
             standings = standings.after_own(found)
         line = replace(line, sites=line.sites | sites, validation=validation)
         return replace(state, pending=line, standings=standings)

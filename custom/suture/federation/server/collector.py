@@ -52,7 +52,7 @@ from suture.protocol.records import Number, Round, SiteRound, Validation
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 25.0
+FETCH_WITHIN = 25.0
 """Seconds in which a site fetches a task: it asks every two seconds; a restarted process needs 5 to 15."""
 
 LATE = 4.0
@@ -62,16 +62,16 @@ MOST_LATE = 3
 """Number of late fetches after which rounds with a grace period no longer wait for a site's fetch; a site's
 launcher restarts a job process as often."""
 
-SILENT = 60.0
+SILENT_AFTER = 60.0
 """Seconds without a heartbeat after which a site is lost: its job process sends one every ten."""
 
 GRACE = 120.0
 """Seconds in which a lost site may be heard again, before a round with enough updates ends without it."""
 
 WAIT = 120.0
-"""Seconds after which the run says whom it waits for; again after twice as long, at least every `LONG`."""
+"""Seconds after which the run says whom it waits for; then after twice as long, up to `LONGEST_WAIT`."""
 
-LONG = 600.0
+LONGEST_WAIT = 600.0
 
 
 class Attendance:
@@ -109,11 +109,11 @@ class Attendance:
         One that was never heard is not lost: it may be starting, or its transport knows no heartbeats.
         """
         silent = time.monotonic() - self._heard[site] if site in self._heard else 0.0
-        return silent if silent >= SILENT else 0.0
+        return silent if silent >= SILENT_AFTER else 0.0
 
     def absent(self, site: str) -> bool:
         """Whether a round with enough updates does not wait for a site: it is gone, or has long been lost."""
-        return site in self.gone or self.silence(site) >= SILENT + GRACE
+        return site in self.gone or self.silence(site) >= SILENT_AFTER + GRACE
 
     def waits(self, sites: Collection[str]) -> None:
         """Say which sites an exchange waits for, where it has waited long for the same ones."""
@@ -121,7 +121,7 @@ class Attendance:
         if self._waiting != set(sites):
             self._waiting, self._since, self._told = frozenset(sites), now, 0.0
         waited = now - self._since
-        if sites and waited >= max(WAIT, self._told + min(self._told, LONG)):
+        if sites and waited >= max(WAIT, self._told + min(self._told, LONGEST_WAIT)):
             self._told = waited
             lost = [site for site in sorted(sites) if self.silence(site)]
             self._notify("waiting", sites=sorted(sites), seconds=round(waited), lost=lost)
@@ -147,19 +147,19 @@ class Attendance:
         if (offered := self._offered.get(site)) is None:
             return time.monotonic() - self._fetched.get(site, -grace) < grace
         expected = site not in self.gone and self._late[site] < MOST_LATE
-        return expected and time.monotonic() - offered < PATIENCE
+        return expected and time.monotonic() - offered < FETCH_WITHIN
 
     def close(self, missing: Iterable[str]) -> None:
         """End an exchange.
 
         Args:
             missing: the sites that did not answer. Those that are lost, or have left their tasks unfetched
-                for `PATIENCE` seconds, are gone.
+                for `FETCH_WITHIN` seconds, are gone.
         """
         now = time.monotonic()
         self._offered = {site: self._offered[site] for site in missing if site in self._offered}
         for site in missing:
-            left = now - self._offered.get(site, math.inf) >= PATIENCE  # another thread may note a fetch
+            left = now - self._offered.get(site, math.inf) >= FETCH_WITHIN  # another thread may note a fetch
             if site not in self.gone and (left or self.silence(site)):
                 self.gone.add(site)
                 self._notify("gone", site=site)
@@ -289,13 +289,13 @@ class UpdateCollector:
                 self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             # Whatever `SiteNumbers` declares: a new number needs no line here.
-            said: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
+            numbers: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
             if not bool((reply.class_weights == 1).all()):
-                said["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
+                numbers["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             if norms:
-                said["norm"] = round_figure(norms.update)
+                numbers["norm"] = round_figure(norms.update)
                 self.norms[site] = norms
-            line = replace(line, **said)
+            line = replace(line, **numbers)
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             reply = without_tensors(reply)

@@ -219,8 +219,8 @@ class Exchanges:
             left_out=left_out,
         )
         if decisions:
-            own = {site: decisions_of(decisions, registry, site) for site in registry.members}
-            assigner = replace(assigner, decisions=own, rule=decisions.settings.rule)
+            site_decisions = {site: decisions_of(decisions, registry, site) for site in registry.members}
+            assigner = replace(assigner, decisions=site_decisions, rule=decisions.settings.rule)
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in state.excluded})
 

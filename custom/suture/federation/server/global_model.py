@@ -87,13 +87,13 @@ def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
         raise ConfigError(f"{error}; {remedy}") if "label name" in str(error) else error from None
     groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
     for name, tensor in packed.tensors.items():
-        group, _, rest = name.partition("/")
+        group, _, key = name.partition("/")
         if group not in groups:
             raise ConfigError(
                 f"{where}: the tensor {as_word(name)} does not belong to the model; restore the file from a "
                 "backup"
             )
-        groups[group][rest] = tensor
+        groups[group][key] = tensor
     return GlobalModel(classes.labels, label_type=classes.label_type, **groups)  # type: ignore[arg-type]
 
 

@@ -243,17 +243,17 @@ class Masks:
 
     def reveal(self, missing: Mapping[str, str]) -> dict[str, Packed]:
         """Return the task of each site that has signed the list to reveal its shares for it."""
-        found, attempt, lies = self._close(missing), self._attempt, dict[str, str]()
+        steps, attempt, lies = self._close(missing), self._attempt, dict[str, str]()
         agreed = attempt.agreement(attempt.digest(self._roster), sorted(self._sealed), self._survivors)
-        for site, step in found.items():
+        for site, step in steps.items():
             try:
                 certificate, signature = self._roster[site].certificate, bytes.fromhex(step.signature)
                 self._identity.check(site, certificate, signature, agreed)
             except MaskingRefused:
                 lies[site] = "has not signed the list of sites whose updates have arrived"
         self._blame(lies)
-        signed = {site: step.signature for site, step in found.items() if site not in lies}
-        self._unopened = {site: set(found[site].unopened) & self._sealed.keys() - {site} for site in signed}
+        signed = {site: step.signature for site, step in steps.items() if site not in lies}
+        self._unopened = {site: set(steps[site].unopened) & self._sealed.keys() - {site} for site in signed}
         for by, sites in self._unopened.items():
             for site in sorted(sites):
                 self._disputes.add(frozenset((by, site)))

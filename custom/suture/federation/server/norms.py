@@ -79,12 +79,12 @@ def cosines(units: Mapping[str, Tensor]) -> dict[str, float | None]:
     Every direction counts once there, however long the update: else one liar would be the mean of the others.
     """
     total = sum(units.values(), torch.zeros(()))
-    found: dict[str, float | None] = {}
+    by_site: dict[str, float | None] = {}
     for site, unit in units.items():
         others = total - unit
         length = float(torch.linalg.vector_norm(others)) * float(torch.linalg.vector_norm(unit))
-        found[site] = round(float(unit @ others) / length, 3) if len(units) > 1 and length > 1e-6 else None
-    return found
+        by_site[site] = round(float(unit @ others) / length, 3) if len(units) > 1 and length > 1e-6 else None
+    return by_site
 
 
 LARGEST_UPDATE = 100.0
@@ -123,12 +123,12 @@ class Measure:
         sent = {**update.shared, **update.head}
         base = {k: t for k, t in {**received.shared, **received.head}.items() if k in sent}
         base = {k: t for k, t in base.items() if t.is_floating_point()}  # a method need not send the model
-        gradient, direction, moved = update.kind == "gradient", Direction(), []
+        gradient, direction, block_norms = update.kind == "gradient", Direction(), []
         signs = class_signs(update.labels)
         for name, tensor in base.items():
             row = math.prod(tensor.shape[1:]) if name in received.head else 0
             for start, block, norm in _blocks(sent[name], None if gradient else tensor, row or 1):
-                moved.append(norm)
+                block_norms.append(norm)
                 if row:
                     rows = block.view(-1, row)
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
@@ -137,7 +137,7 @@ class Measure:
         channels = [channel for channel in egress.going("up") if channel.range == SCALE_OF_MODEL]
         alike = {c.name: math.hypot(*(_norm(update.channels[name]) for name in c.forms)) for c in channels}
         model = math.hypot(*map(self._norm_received, base.values()))
-        return Norms(math.hypot(*moved), model, alike, direction.unit())
+        return Norms(math.hypot(*block_norms), model, alike, direction.unit())
 
     def _norm_received(self, tensor: Tensor) -> float:
         if id(tensor) not in self._received:

@@ -89,15 +89,15 @@ def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> Iterator[Note]:
     """Yield each class whose codes have shown what it is, and the spellings that no site has."""
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
-    found = [
+    notes = [
         Note("class_by_code", {"site": site, "own": own, "label": name})
         for site, member in registry.members.items()
         for own, name in zip(member.own, member.names, strict=True)
         if mapped.get(canonical(own), canonical(own)) != name
     ]
-    yield from found[:SHOWN]
-    if len(found) > SHOWN:
-        yield Note("more_by_code", {"number": len(found) - SHOWN})
+    yield from notes[:SHOWN]
+    if len(notes) > SHOWN:
+        yield Note("more_by_code", {"number": len(notes) - SHOWN})
     for spelling in label_map:
         if canonical(spelling) not in registry.names:
             yield Note(

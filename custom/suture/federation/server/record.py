@@ -86,10 +86,10 @@ class SiteLedgers:
                 temporary.write_text(json.dumps(everything, sort_keys=True))
 
 
-LOCK = ".server.lock"
+SERVER_LOCK = ".server.lock"
 """The lock of a run folder: one job process at a time is its server."""
 
-TAKEOVER = 60.0
+SERVER_TAKEOVER = 60.0
 """Seconds to wait for the lock: the job process of a server that was just killed may still be running."""
 
 

@@ -97,7 +97,7 @@ def one_name(
     parties: dict[tuple[str, str], set[str]] = {}
     for name, code, party in (*said, *_recognise(said)):
         parties.setdefault((name, code), set()).add(party)
-    found: dict[str, str] = {}
+    agreed: dict[str, str] = {}
     for group in _groups(parties):
         names = {name for name, _ in group}
         so_far, built_in = names.intersection(previous), names.intersection(CANONICAL)
@@ -109,8 +109,8 @@ def one_name(
             )
         if own := next((own for one in lists if len(own := names.intersection(one)) > 1), set[str]()):
             raise ClassConflict(str(_two_names(group, own, "of one site", _CORRECT)), group, lists)
-        found |= dict.fromkeys(names, min(so_far or built_in or names))
-    return found
+        agreed |= dict.fromkeys(names, min(so_far or built_in or names))
+    return agreed
 
 
 def _recognise(stated: Iterable[Statement]) -> list[Statement]:
@@ -139,13 +139,13 @@ def culprit(conflict: ClassConflict, previous: Collection[str] = ()) -> str | No
 
 
 def _fits(conflict: ClassConflict, without: str, previous: Collection[str]) -> bool:
-    said = [
+    remaining = [
         Statement(*pair, party)
         for pair, whose in conflict.group.items()
         for party in {*whose} - {without, _TABLE}
     ]
     try:
-        one_name(said, previous, conflict.lists)
+        one_name(remaining, previous, conflict.lists)
     except ClassConflict:
         return False
     return True
@@ -178,15 +178,15 @@ def _check_systems(group: Group) -> None:
         for one, other in combinations(sorted(group), 2)
         if one[1] != other[1] and system_of(one[1]) == system_of(other[1])
     ]
-    one, other = min(clashes, key=lambda pairs: pairs[0][0] != pairs[1][0])  # of one name, if there are any
-    (name, code), (other_name, other_code) = one, other
+    pair, other_pair = min(clashes, key=lambda pairs: pairs[0][0] != pairs[1][0])  # of one name, if any
+    (name, code), (other_name, other_code) = pair, other_pair
     if name == other_name:
-        text = f"{name!r} is {code} at {_who(group[one])} and {other_code} at {_who(group[other])}"
+        text = f"{name!r} is {code} at {_who(group[pair])} and {other_code} at {_who(group[other_pair])}"
     else:
         linked = ", ".join(sorted({c for _, c in group} - {code, other_code}))
         text = (
-            f"{name!r} ({code}, {_who(group[one])}) and {other_name!r} ({other_code}, "
-            f"{_who(group[other])}) are different classes by these codes, but the same class by {linked}"
+            f"{name!r} ({code}, {_who(group[pair])}) and {other_name!r} ({other_code}, "
+            f"{_who(group[other_pair])}) are different classes by these codes, but the same class by {linked}"
         )
     raise ClassConflict(f"{text}; {_CORRECT}", group)
 
@@ -508,24 +508,24 @@ def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str
     """
     registry = _registry(members, agreed.labels)
     owners = registry.owners()
-    found: dict[str, tuple[str, str]] = {}
+    pair_of_site: dict[str, tuple[str, str]] = {}
     open_: list[tuple[set[str], tuple[str, str]]] = []
     for pair in _list_unaccepted(registry, agreed.accept):
         new = [name for name in pair if name not in agreed.labels and len(owners[name]) < 2]
         sites = {owners[name][0] for name in new}
         if len(sites) == 1:
-            found.setdefault(sites.pop(), pair)
+            pair_of_site.setdefault(sites.pop(), pair)
         elif sites:
             open_.append((sites, pair))
     common = set.intersection(*(sites for sites, _ in open_)) if len(open_) > 1 else set()
     if len(common) == 1:
-        found.setdefault(common.pop(), open_[0][1])
+        pair_of_site.setdefault(common.pop(), open_[0][1])
     return {
         site: (
             f"its class names: {a!r} and {b!r} are nearly the same; map one to the other in the job's "
             "label_map, or accept both as different (--accept-labels)"
         )
-        for site, (a, b) in found.items()
+        for site, (a, b) in pair_of_site.items()
     }
 
 
@@ -553,14 +553,14 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
             not the one that the experiment began with.
     """
     label_type = one_label_type({site: info.label_type for site, info in infos.items()})
-    held = _one_prior(infos, agreed.prior)
+    prior = _one_prior(infos, agreed.prior)
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
-    said: dict[str, set[str]] = {}
+    stated_codes: dict[str, set[str]] = {}
     for name, code, _ in (*_list_statements(infos, names), *statements(agreed.codes, EXPERIMENT)):
-        said.setdefault(name, set()).add(code)
-    codes = {name: tuple(sorted(of)) for name, of in sorted(said.items())}
-    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=codes)
+        stated_codes.setdefault(name, set()).add(code)
+    codes = {name: tuple(sorted(of)) for name, of in sorted(stated_codes.items())}
+    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=prior, codes=codes)
     if len(registry.labels) > MOST_CLASSES:
         raise FederationError(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
@@ -605,20 +605,20 @@ def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
 
 def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:
     """Return the digest that all sites hold: what they measure against different networks is incomparable."""
-    held: dict[str | None, list[str]] = {}
+    holders: dict[str | None, list[str]] = {}
     for site, info in sorted(infos.items()):
-        held.setdefault(info.prior, []).append(site)
-    listed = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
+        holders.setdefault(info.prior, []).append(site)
+    listed = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in holders.items()}
     if others := "; ".join(text for digest, text in listed.items() if first and digest != first):
         raise FederationError(
             f"the experiment was begun with the prior {first:.12}, which some sites lack ({others}); "
             "give these the same file, or begin a new experiment"
         )
-    if len(held) > 1:
+    if len(holders) > 1:
         raise FederationError(
             f"the sites have different priors ({'; '.join(listed.values())}); give all of them the same file"
         )
-    return next(iter(held), None)
+    return next(iter(holders), None)
 
 
 def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> None:
@@ -629,13 +629,13 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     lines = [f"  {at[a]} and {at[b]}" for a, b in pairs[:_SHOWN]]
     if len(pairs) > _SHOWN:
         lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
-    own, name = sorted(pairs[0], key=lambda one: one in CANONICAL)  # the usual name stays
+    spelling, name = sorted(pairs[0], key=lambda one: one in CANONICAL)  # the usual name stays
     raise FederationError(
         "these names of different sites are nearly the same:\n"
         + "\n".join(lines)
         + "\nIf they are one class, map one to the other in the job's label_map "
-        + f"(for example --set label_map.{own.replace(' ', '_')}={name.replace(' ', '_')}); "
-        + f'if they are different classes, accept them (--accept-labels "{own}"). '
+        + f"(for example --set label_map.{spelling.replace(' ', '_')}={name.replace(' ', '_')}); "
+        + f'if they are different classes, accept them (--accept-labels "{spelling}"). '
         + "`suture labels` records such decisions for a study."
     )
 

@@ -165,11 +165,11 @@ class Server:
             ConfigError: the experiment began with other settings, or with another version of Suture.
         """
         lines, method, schedule = self._close(missing), self.plan.method, self.schedule
-        answered, found = self.collector.replies(SiteInfo), read_newest(self.states, self.plan)
+        answered, newest = self.collector.replies(SiteInfo), read_newest(self.states, self.plan)
         one_row = method.labels.view == "target"  # it means another class at each site
         agreed = Agreement((), schedule.label_map, one_row or schedule.accept_labels)
-        if found:
-            model, began = found.model, found.began
+        if newest:
+            model, began = newest.model, newest.began
             of_experiment = (model.label_type, began.prior, began.codes, began.owners())
             agreed = Agreement(model.labels, agreed.label_map, agreed.accept, *of_experiment)
         self.registry = admit(answered, agreed, lines, schedule.min_sites)
@@ -181,10 +181,10 @@ class Server:
         alike = method, self.registry.label_type, owners, len(self.registry.members)
         check_same_classes(self.plan.secure_aggregation, *alike)
         check_decision(schedule.decision, *alike)
-        check_measurable(schedule, infos, found.state.standings.best if found else None)
-        if found:
-            check_phase(self.plan, schedule.rounds, found.round, found.state.pending)
-            self._restore(found)
+        check_measurable(schedule, infos, newest.state.standings.best if newest else None)
+        if newest:
+            check_phase(self.plan, schedule.rounds, newest.round, newest.state.pending)
+            self._restore(newest)
         else:
             self.record.check_unbegun()
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
@@ -192,8 +192,8 @@ class Server:
             if weights and weights not in WEIGHTS:
                 self.record.update(pretrained={"file": Path(weights).name, "sha256": file_digest(weights)})
             frozen = {n: t for n, t in model.fixed.items() if n.startswith(ENCODER) and "running_" not in n}
-            own = norm_of(*method.sharing.parts(model.shared, model.head))
-            bound = NormBound(initial=own, encoder=norm_of(frozen))
+            initial_norm = norm_of(*method.sharing.parts(model.shared, model.head))
+            bound = NormBound(initial=initial_norm, encoder=norm_of(frozen))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
             self.held_out.take_names(self.registry)
@@ -202,7 +202,7 @@ class Server:
         check_facts(self._facts, self.model, method)
         # The pending round is in the state; whatever the record has of it or of later ones is written anew.
         self.record.rewind(self.round)
-        self._record_start(found, {s: str(x.reason) for s, x in lines.items() if s not in infos})
+        self._record_start(newest, {s: str(x.reason) for s, x in lines.items() if s not in infos})
         self.enter(Stage.IDLE)
 
     def _restore(self, found: Restored) -> None:

@@ -127,15 +127,15 @@ def read_left_out(run: Path, experiment: str) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    found: list[str] = []
+    lines: list[str] = []
     for site in sorted((run / "sites").glob("*")):
         path = experiment_folder(site / "state", experiment) / LEFT_OUT_FILE
         sentences = read_json(path, "left_out")["left_out"] if path.is_file() else ()
-        found += [f"{site.name}: {sentence}" for sentence in sentences]
-    return found
+        lines += [f"{site.name}: {sentence}" for sentence in sentences]
+    return lines
 
 
-FILE = "diagnostics.jsonl"
+DIAGNOSTICS_FILE = "diagnostics.jsonl"
 
 
 class Diagnostics:
@@ -149,7 +149,7 @@ class Diagnostics:
     """
 
     def __init__(self, site: str, config: SiteConfig, train: Samples | None, folder: Path) -> None:
-        self._site, self._path = site, folder / FILE
+        self._site, self._path = site, folder / DIAGNOSTICS_FILE
         self._truth: tuple[LabelSet, Tensor] | None = None
         if train is not None:
             table = load_table(config.data.model_copy(update={"table": config.data.truth, "labels": None}))
@@ -220,7 +220,7 @@ class _Watch:
 
 def collect(run: Path) -> bool:
     """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
-    found = sorted(run.glob(f"sites/*/state/**/{FILE}"))
+    found = sorted(run.glob(f"sites/*/state/**/{DIAGNOSTICS_FILE}"))
     if found:
-        atomic_write(run / FILE, b"".join(map(read_regular, found)), private=True)
+        atomic_write(run / DIAGNOSTICS_FILE, b"".join(map(read_regular, found)), private=True)
     return bool(found)

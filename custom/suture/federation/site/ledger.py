@@ -268,7 +268,7 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
     return why, missing, unknown
 
 
-FILE = "ledger.jsonl"
+LEDGER_FILE = "ledger.jsonl"
 
 _ONCE = ("train", "calibrate", "evaluate")
 """Tasks that a site answers once, but for those that come again."""
@@ -385,17 +385,17 @@ def _metrics(reply: Reply) -> list[Metrics]:
 
 def _figures(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
     """Count how often each class is told of, by its scores, or by channels such as an F1 or a prototype."""
-    found = Counter(reply.labels if isinstance(reply, Scores) else ())
+    figures = Counter(reply.labels if isinstance(reply, Scores) else ())
     if isinstance(reply, Update):
         told = [channel.name for channel in channels if channel.of_classes]
         tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
-        found.update({n for t in tensors for n, row in zip(reply.labels, t, strict=True) if row.any()})
+        figures.update({n for t in tensors for n, row in zip(reply.labels, t, strict=True) if row.any()})
     for metrics in _metrics(reply):
         for name, score in metrics.classes.items():
             # A site withholds the score of a class with few images: such a one says nothing.
             said = (score.auroc, score.recall, score.positives, score.negatives)
-            found[name] += any(value is not None for value in said)
-    return +found
+            figures[name] += any(value is not None for value in said)
+    return +figures
 
 
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
@@ -477,7 +477,7 @@ class Ledger:
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _lock(self) -> IO[str]:
-        return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
+        return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{LEDGER_FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:
         """Return all releases so far; an incomplete last line, of a process that was killed, is none."""
@@ -601,12 +601,12 @@ class Ledger:
         """
         split = task.split if task.task == "evaluate" else ""
         trains = task.task == "train" and bool(task.shared or task.head or task.channels)
-        new = Release("", experiment, task.task, task.round, split, trains, noise=self._limits.noise)
+        release = Release("", experiment, task.task, task.round, split, trains, noise=self._limits.noise)
         if mechanism:
             multiplier, rate, steps = mechanism
-            new = replace(new, multiplier=multiplier, rate=rate, steps=steps)
+            release = replace(release, multiplier=multiplier, rate=rate, steps=steps)
         self.releases()
-        self._check(replace(new, figures=dict.fromkeys(classes, 1)))
+        self._check(replace(release, figures=dict.fromkeys(classes, 1)))
 
     def check_epsilon(self, experiment: str, more: Iterable[Mechanism]) -> None:
         """Check that ε allows mechanisms of an experiment beyond all that was released.
@@ -628,22 +628,22 @@ class Ledger:
                 raise _spend(what, setting, limit)
 
     def _check(self, new: Release) -> None:
-        told, limits = self._tally, self._limits
-        if new.experiment not in told.answers and len(told.answers) >= limits.max_experiments:
-            what = f"answers in {len(told.answers)} experiments, not counting {new.experiment}"
+        tally, limits = self._tally, self._limits
+        if new.experiment not in tally.answers and len(tally.answers) >= limits.max_experiments:
+            what = f"answers in {len(tally.answers)} experiments, not counting {new.experiment}"
             raise _spend(what, "max_experiments", limits.max_experiments)
-        if (answers := told.answers[new.experiment]) >= limits.max_answers:
+        if (answers := tally.answers[new.experiment]) >= limits.max_answers:
             raise _spend(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
-        again = told.anew[new.experiment]
-        if again >= limits.reanswers and new.task != "handshake" and new.key in told.keys:
+        again = tally.anew[new.experiment]
+        if again >= limits.reanswers and new.task != "handshake" and new.key in tally.keys:
             what = (
                 f"{again} repeated answers in {new.experiment}, and {new.task} of round {new.round} is a "
                 "further repetition"
             )
             raise _spend(what, "reanswers", limits.reanswers)
         for name, times in new.figures.items():
-            if told.figures[name] + times > limits.max_figures:
-                raise _spend(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
+            if tally.figures[name] + times > limits.max_figures:
+                raise _spend(f"{tally.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
         if mechanism := new.mechanism:
             self.check_epsilon(new.experiment, [mechanism])
 

@@ -24,7 +24,7 @@ from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norms import LARGEST_UPDATE, Measure
-from suture.federation.site.store import Answer
+from suture.federation.site.store import SiteAnswer
 from suture.models.classifier import HEADS
 from suture.privacy.masking import (
     Attempt,
@@ -40,7 +40,7 @@ from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 
-FILE = "masks.json"
+MASKS_FILE = "masks.json"
 """File of what the site has revealed in an experiment."""
 
 MASKED = "masked.jsonl"
@@ -59,7 +59,7 @@ class ReusedSeed(MaskingRefused):
 
 @validated(frozen=True, config=OPEN)
 class _Said:
-    """The content of `FILE`.
+    """The content of `MASKS_FILE`.
 
     Attributes:
         numbers: of its classes, which the server may not change: a row would be added to other rows.
@@ -113,7 +113,7 @@ class SiteMasks:
         Raises:
             MaskingRefused: it is one.
         """
-        secure, had = self._plan.secure_aggregation is not None, (self._folder / FILE).exists()
+        secure, had = self._plan.secure_aggregation is not None, (self._folder / MASKS_FILE).exists()
         if had > secure or (secure > had and any(self._folder.glob("*.safetensors"))):
             one, other = ("secure aggregation", "none")[:: 1 if had else -1]
             raise MaskingRefused(
@@ -129,12 +129,12 @@ class SiteMasks:
         if self._plan.secure_aggregation is None:
             return
         alike = {name: tensor for name, tensor in task.fixed.items() if not name.startswith(HEADS)}
-        if not (now := fixed_of(alike)):
+        if not (digest := fixed_of(alike)):
             return
-        if (said := self._said()).fixed not in ("", now):
+        if (record := self._said()).fixed not in ("", digest):
             raise MaskingRefused("the server has sent other fixed tensors, such as an encoder, than before")
-        if not said.fixed:
-            self._write(replace(said, fixed=now))
+        if not record.fixed:
+            self._write(replace(record, fixed=digest))
 
     def step(self, task: TaskData, sent: Labels, state: Callable[[], Mapping[str, Any]]) -> Masking:
         """Take one step of an attempt.
@@ -151,23 +151,23 @@ class SiteMasks:
             raise MaskingRefused("the job has no secure aggregation")
         if mask.step == "keys":
             numbers = {name: mask.numbers[name] for name in sent if name in mask.numbers}
-            said = self._said()
-            before = {name: number for name, number in said.numbers.items() if name in numbers}
+            record = self._said()
+            before = {name: number for name, number in record.numbers.items() if name in numbers}
             if len(set(numbers.values())) < len(numbers) or before != {
                 name: numbers[name] for name in before
             }:
                 raise MaskingRefused("the server has given the site's classes other numbers than before")
-            if secure.colluders < said.colluders:
+            if secure.colluders < record.colluders:
                 raise MaskingRefused(
-                    f"the experiment had secure_aggregation.colluders={said.colluders}, and this job has "
+                    f"the experiment had secure_aggregation.colluders={record.colluders}, and this job has "
                     f"{secure.colluders}; set it as before, or begin a new experiment"
                 )
-            self._write(replace(said, numbers=said.numbers | numbers, colluders=secure.colluders))
+            self._write(replace(record, numbers=record.numbers | numbers, colluders=secure.colluders))
             digest, name = self._plan.digest(self._rounds), self._plan.experiment
             attempt = Attempt(name, task.round, mask.attempt, secure.colluders, digest)
-            header, among = state(), said.among.get(str(task.round), ())
+            header, among = state(), record.among.get(str(task.round), ())
             self._numbers, self._base = numbers, (task.committed, header.get("round", 0))
-            learned, request = said.states.get(str(self._base[1]), ({}, ""))
+            learned, request = record.states.get(str(self._base[1]), ({}, ""))
             if request != header.get(_REQUEST, ""):  # it was trained again, for no sum
                 learned = {}
             rows = list(numbers.values())
@@ -198,9 +198,9 @@ class SiteMasks:
         rows, got = rows_of(part.attempt, part.roster, part.present), part.received
         sums = {site: rows[site] for site in part.survivors}
         model = [got.shared.hex(), *(got.rows[row].hex() for row in part.rows)]
-        now = _digest([sums, model])
-        said = self._said()
-        if said.revealed.get(str(round_), now) != now:
+        digest = _digest([sums, model])
+        record = self._said()
+        if record.revealed.get(str(round_), digest) != digest:
             raise MaskingRefused(
                 f"round {round_} was added up over other sites before, or from another model; the difference "
                 "could be an update. Repeat it as it was, or begin a new experiment with another seed"
@@ -209,15 +209,15 @@ class SiteMasks:
         learned = {
             row: _digest([before.get(row), sums, got.shared.hex(), got.rows[row].hex()]) for row in part.rows
         }
-        states = said.states | {str(round_): (learned, self._hidden)}
-        self._write(replace(said, revealed=said.revealed | {str(round_): now}, states=states))
+        states = record.states | {str(round_): (learned, self._hidden)}
+        self._write(replace(record, revealed=record.revealed | {str(round_): digest}, states=states))
 
     def _said(self) -> _Said:
-        path = self._folder / FILE
+        path = self._folder / MASKS_FILE
         return parse(_Said, read_json(path), str(path)) if path.exists() else _Said()
 
     def _write(self, said: _Said) -> None:
-        write_json(self._folder / FILE, asdict(said), private=True)
+        write_json(self._folder / MASKS_FILE, asdict(said), private=True)
 
     def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:
         """Take the shares of the other sites, before anything is trained.
@@ -294,19 +294,19 @@ class SiteMasks:
             if any(not torch.equal(tensor, before[name]) for name, tensor in part.items())
         ]
         path, said = self._folder.parents[1] / MASKED, self._said()
-        own = {"experiment": self._plan.experiment, "folder": said.folder, "round": task.round}
+        origin = {"experiment": self._plan.experiment, "folder": said.folder, "round": task.round}
         with hold(path.with_name(f".{MASKED}.lock"), _WAIT, f".{MASKED}.*.tmp"):
             lines = read_records(path)
             for line in lines:
-                if set(line["parts"]) & set(moved) and line != {**own, "parts": line["parts"]}:
+                if set(line["parts"]) & set(moved) and line != {**origin, "parts": line["parts"]}:
                     raise ReusedSeed(
                         f"the site has masked the same update in round {line['round']} of the experiment "
                         f"{line['experiment']}; set another seed in the job"
                     )
-            if (now := {**own, "parts": moved}) not in lines:
+            if (now := {**origin, "parts": moved}) not in lines:
                 append_line(path, now, durable=True, private=True)
 
-    def mask(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
+    def mask(self, answer: SiteAnswer, task: TaskData, allowed: AllowedReply) -> SiteAnswer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.
 
         Raises:

@@ -57,14 +57,14 @@ def planned_multiplier(plan: Plan, config: SiteConfig, rounds: int, patients: in
     """
     epsilon, delta = config.privacy.epsilon or 0.0, config.privacy.delta
     steps = [mechanism_of_round(plan, config, rounds, r, patients) for r in range(1, rounds + 1)]
-    found = multiplier_for(epsilon, delta, steps, count_mechanism(epsilon))
-    if math.isinf(found):
+    multiplier = multiplier_for(epsilon, delta, steps, count_mechanism(epsilon))
+    if math.isinf(multiplier):
         raise ConfigError(
             f"[privacy] epsilon = {epsilon:g} needs noise of more than {MULTIPLIERS[1]:g} times clip in each "
             f"of the job's {sum(one.steps for one in steps)} steps; set a larger epsilon, or a smaller "
             "batch_size under [training], or let the job have fewer rounds"
         )
-    return found
+    return multiplier
 
 
 def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:

@@ -29,7 +29,7 @@ from suture.federation.site.abstention import LabelViewRefused, abstention, kind
 from suture.federation.site.diagnostics import Diagnostics, compile_backbone, write_left_out
 from suture.federation.site.masks import SiteMasks
 from suture.federation.site.patient_privacy import check_batch_norm, check_protected
-from suture.federation.site.store import Answer, Releases, States, own_part_of
+from suture.federation.site.store import Releases, SiteAnswer, States, own_part_of
 from suture.learning.evaluation import (
     Measurement,
     count_scores,
@@ -164,7 +164,7 @@ class Trainer:
             )
         own_part = self._states.own_part(task, state, model)
         load_tensors(model, method.sharing.put(own_part, {**task.shared, **task.head}))
-        (own, samples), wanted = self.data, model.labels
+        (annotated, samples), labels = self.data, model.labels
         if self._plan.model.reads_features:
             if self._features is None or task.fixed:
                 folder = config.storage.feature_folder
@@ -174,7 +174,7 @@ class Trainer:
         return SiteContext(
             self._site,
             model,
-            {split: columns(part, own, wanted, absent=absent) for split, part in samples.items()},
+            {split: columns(part, annotated, labels, absent=absent) for split, part in samples.items()},
             self._plan.model.preprocessing,
             self._plan.augmentation,
             torch.device(training.device),
@@ -182,7 +182,7 @@ class Trainer:
             self._halved or training.batch_size,
             self.prior.to(training.device) if self.prior else None,
             self._cache,
-            torch.tensor([name in own for name in wanted]),
+            torch.tensor([name in annotated for name in labels]),
             cache_dir=config.storage.feature_folder,
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
@@ -262,10 +262,10 @@ class Trainer:
         return Diagnostics(self._site, self._config, train, self._folder)
 
 
-LOCK = ".site.lock"
+SITE_LOCK = ".site.lock"
 """The lock of the site's folder of an experiment: one process at a time answers from its states."""
 
-TAKEOVER = 60.0
+SITE_TAKEOVER = 60.0
 """Seconds to wait for the lock: the process of an earlier job may still be ending."""
 
 _BOOTSTRAP = 1000
@@ -303,7 +303,7 @@ class Site:
         self._lock: FolderLock | None = None  # from the first task on
         self._consents = False  # to its plan, under its configuration: neither changes
 
-    def answer(self, task: TaskData) -> Answer:
+    def answer(self, task: TaskData) -> SiteAnswer:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
 
         A new answer is kept, and stands in the ledger, before it leaves. Where the state is lost from which
@@ -316,7 +316,7 @@ class Site:
         """
         torch.set_num_threads(self.config.training.threads)
         try:
-            self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
+            self._lock = self._lock or FolderLock.take(self.folder / SITE_LOCK, SITE_TAKEOVER)
             if not self._consents:
                 check_consent(self.name, self.plan, self.config)
                 self._consents = True
@@ -355,7 +355,7 @@ class Site:
             if abstained := abstention(error):
                 if self.config.privacy.epsilon is not None:  # it covers no exact number
                     abstained = replace(abstained, rows=None)
-                return Answer(pack(abstained))
+                return SiteAnswer(pack(abstained))
             raise
 
     def close(self) -> None:
@@ -369,14 +369,14 @@ class Site:
         task = replace(without_tensors(task), labels=task.labels or own)
         return AllowedReply(task, egress, own, self._images, self.config.privacy)
 
-    def _mask(self, task: TaskData) -> Answer:
+    def _mask(self, task: TaskData) -> SiteAnswer:
         """Take a step of secure aggregation."""
         named = tuple(task.mask.numbers) if task.mask else ()
 
         def state() -> Mapping[str, Any]:
             return self.states.before(replace(task, task="train")).header
 
-        return Answer(pack(self.masks.step(task, self._mask_labels(named), state)), self._allow(task))
+        return SiteAnswer(pack(self.masks.step(task, self._mask_labels(named), state)), self._allow(task))
 
     def _mask_labels(self, named: Labels) -> Labels:
         """Return the classes whose rows the site masks, of some."""
@@ -473,14 +473,14 @@ class Site:
         context = self.trainer.context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round))
-        measured, own = self._measure(context, "test", task.round, task), None
+        measured, local = self._measure(context, "test", task.round, task), None
         if trained := self.states.local_model(task, state, context.model):
             load_tensors(context.model, trained)
-            own = self._measure(context, "test", task.round)
+            local = self._measure(context, "test", task.round)
         if trained or plan.method.sharing.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": plan.experiment}
             save_model(context.model, plan.model, self.folder / "model", facts)
-        return Evaluation(measured, own)
+        return Evaluation(measured, local)
 
     def _measure(
         self,

@@ -36,7 +36,7 @@ from suture.data.config import SiteConfig, TrainingConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
-from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
+from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
@@ -126,12 +126,12 @@ class States:
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
         # What the site has goes before what it is sent, which is only for a site that has nothing.
-        held = {**first, **strip_prefix("fixed", state.tensors)}
+        tensors = {**first, **strip_prefix("fixed", state.tensors)}
         names = [name for name in self._method.sharing.local(model) if name not in model.frozen_names]
-        missing = [name for name in names if name not in held]
+        missing = [name for name in names if name not in tensors]
         if missing:
             raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
-        return self._with_rows({name: held[name] for name in names}, task, state, model)
+        return self._with_rows({name: tensors[name] for name in names}, task, state, model)
 
     def _fill_encoder(self, task: TaskData, model: Classifier) -> None:
         """Put the frozen encoder, if there is one, into the model: as received now, or once before.
@@ -200,7 +200,7 @@ class States:
             OSError: the disk is full or cannot be written.
         """
         channels, moments = self._channels(model), {*model.names, LOSS_SCALE}
-        title, kept = self._method.about.title, {}
+        title, tensors = self._method.about.title, {}
         for name, tensor in keep.items():
             if name not in channels and name.rpartition("/")[0] not in moments:
                 raise ConfigError(
@@ -212,9 +212,9 @@ class States:
                     f"{title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
                     "channel that its egress declares"
                 )
-            kept[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
+            tensors[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
         header = {**self._training.computation, "labels": list(task.labels), "round": task.round, **facts}
-        state = Packed(self._method.sharing.stored(model) | kept, header)
+        state = Packed(self._method.sharing.stored(model) | tensors, header)
         self.files.save(task.round, state, task.committed)
 
     def _channels(self, model: Classifier) -> Shapes:
@@ -353,7 +353,7 @@ def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[st
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiteAnswer:
     """A site's answer to a task, packed.
 
     Attributes:
@@ -383,7 +383,7 @@ class Releases:
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
         folder = self._config.storage.ledger or self._folder.parents[1]
-        ledger = Ledger(folder / FILE, self._privacy, self._folder)
+        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder)
         ledger.begin()
         return ledger
 
@@ -433,13 +433,13 @@ class Releases:
             # The ledger before the number: killed between the two, the site draws, and pays for, another one.
             self.ledger.record(spent_on(experiment, "handshake", 0, self._privacy, count))
             first.keep(max(1, round(noisy)))
-        known = first.patients or 1
+        number = first.patients or 1
         if first.multiplier is None:
-            found = planned_multiplier(self._plan, self._config, self._rounds, known)
-            planned = [self._mechanism(r, known, found) for r in range(1, self._rounds + 1)]
+            multiplier = planned_multiplier(self._plan, self._config, self._rounds, number)
+            planned = [self._mechanism(r, number, multiplier) for r in range(1, self._rounds + 1)]
             self.ledger.check_epsilon(experiment, planned)
-            first.keep(known, found)
-        self._patients = PatientPrivacy(self._privacy.clip or 1.0, first.multiplier or 0.0, known)
+            first.keep(number, multiplier)
+        self._patients = PatientPrivacy(self._privacy.clip or 1.0, first.multiplier or 0.0, number)
         return self._patients
 
     def _mechanism(self, round_: int, patients: int, multiplier: float) -> Mechanism:
@@ -525,7 +525,7 @@ class Releases:
             self._files(task).save(task.round, Packed(packed.tensors, header), committed, durable=False)
         return packed, release
 
-    def leave(self, packed: Packed, release: Release, allowed: AllowedReply) -> Answer:
+    def leave(self, packed: Packed, release: Release, allowed: AllowedReply) -> SiteAnswer:
         """Write the release into the ledger; return the answer with what the site says of its ledger now.
 
         That is no part of what is kept: other experiments may have released more meanwhile.
@@ -537,7 +537,7 @@ class Releases:
         header = {**packed.header, "ledger": stated}
         if self._privacy.clip is not None and "spent" in header:
             header["spent"] = to_jsonable_python(self.ledger.spent())
-        return Answer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
+        return SiteAnswer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
 
     def digest_request(self, task: TaskData, allowed: AllowedReply, *, afresh: bool = False) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data.

@@ -34,7 +34,7 @@ def check_flare() -> None:
     Raises:
         FederationError: names these workarounds, and the places that are gone.
     """
-    if (found := version("nvflare")).startswith(FLARE):
+    if (installed := version("nvflare")).startswith(FLARE):
         return
     gone = {
         path.stem: places
@@ -43,7 +43,7 @@ def check_flare() -> None:
     }
     lacks = "; ".join(f"{name}.py has no place any more ({places})" for name, places in gone.items())
     text = (
-        f"NVFLARE {found} is installed, and suture.flare.compat was written for {FLARE}x: "
+        f"NVFLARE {installed} is installed, and suture.flare.compat was written for {FLARE}x: "
         f"{lacks or 'it has the places of all workarounds'}; install the version that constraints.txt names"
     )
     if gone.keys() & set(SAFETY):

@@ -170,12 +170,12 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
 
     def _introduce(self, fl_ctx: FLContext) -> None:
         """Take the classes of a site from its answer to an empty task."""
-        site, result = stated_name(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
-        if result is None or site in self._sites:
+        site, answer = stated_name(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
+        if answer is None or site in self._sites:
             return
         try:
-            _check_sender(site, result)
-            info = self._contract.introduction(from_shareable(result), self.images)
+            _check_sender(site, answer)
+            info = self._contract.introduction(from_shareable(answer), self.images)
             if strange := sorted(set(info.labels) - set(self._names)):
                 raise RejectedUpdate(f"the class {strange[0]!r}; add it to the job's labels, with a row")
         except Exception as error:  # noqa: BLE001 - FLARE's code has no one error for what is no model

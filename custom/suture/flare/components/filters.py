@@ -142,16 +142,16 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
 
     def _result(self, dxo: DXO, allowed: AllowedReply) -> DXO:
-        given = dict(dxo.meta)
-        metrics = contract.check_metrics(given.pop(MetaKey.INITIAL_METRICS, {}), self.metrics)
+        stated = dict(dxo.meta)
+        metrics = contract.check_metrics(stated.pop(MetaKey.INITIAL_METRICS, {}), self.metrics)
         # The server holds the site to the number that it has announced; here it is at most the declared one.
-        weight = given.get("weight")
+        weight = stated.get("weight")
         if isinstance(weight, (int, float)) and 0 <= weight <= self.images:
             allowed = replace(allowed, images=int(weight))
-        update = self._contract.update(DXO(dxo.data_kind, dxo.data, given), allowed)
+        update = self._contract.update(DXO(dxo.data_kind, dxo.data, stated), allowed)
         checked = {**pack(update).header, "class_weights": update.class_weights.tolist()}
         checked["channels"] = {name: contract.plain(t).numpy() for name, t in update.channels.items()}
-        meta = {n: checked[n] for n in given} | ({MetaKey.INITIAL_METRICS: metrics} if metrics else {})
+        meta = {n: checked[n] for n in stated} | ({MetaKey.INITIAL_METRICS: metrics} if metrics else {})
         tensors = self._contract.joined(update.shared, update.head)
         data = {name: contract.like(dxo.data[name], contract.plain(t)) for name, t in tensors.items()}
         return DXO(DataKind.WEIGHTS, data, meta)

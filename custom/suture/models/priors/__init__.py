@@ -152,7 +152,7 @@ BATCH = 64
 """Inputs at a time; constant, because another number gives other sums. With it features do not depend on what
 else is in a batch (a test compares bytes); a party of fewer inputs shares nothing."""
 
-PATIENCE = 30.0
+MESSAGE_PAUSE = 30.0
 """Seconds between two messages about progress."""
 
 MOST_BYTES = 16 * 2**30
@@ -273,7 +273,7 @@ def in_batches(n: int, wanted: Tensor, features: _Compute, site: str, reader: st
     for done, rows in enumerate(torch.split(wanted, BATCH)):
         filled = min(n, BATCH) - len(rows)  # the last batch has the size of the others
         yield features(torch.cat([rows, torch.arange(filled)]))[: len(rows)].cpu()
-        if time.monotonic() - reported > PATIENCE:
+        if time.monotonic() - reported > MESSAGE_PAUSE:
             reported = time.monotonic()
             read = done * BATCH + len(rows)
             # A warning, because a plain loop shows nothing below that level, and this may take minutes.
