@@ -45,9 +45,12 @@ attribute_column = "sex"
 """
 
 TOP = """
-const sections = [...document.querySelectorAll("main > section")];
-if (sections.length < 3) throw new Error();
-for (const one of sections.slice(2)) one.remove();
+const kept = ["Results by class", "Labels of each site"];
+const found = [...document.querySelectorAll("main > *")].filter((one) => {
+  if (kept.includes(one.querySelector("h2")?.textContent.trim())) return true;
+  one.remove();
+});
+if (found.length < kept.length) throw new Error();
 document.querySelectorAll("footer").forEach((one) => one.remove());
 """
 """A script that leaves a report's head, labels and results."""
