@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from suture.core.escaping import as_csv
+from suture.core.files import read_regular
 from suture_synthetic.phantom_hospitals import write_hospitals
 from suture_synthetic.phantom_scans import PhantomSpec
 
@@ -26,8 +28,8 @@ def write_untidy_hospitals(folder: Path, images: int = 300) -> None:
         for name, write in (("harbor", _german), ("lakeside", _exported), ("northfield", _excel)):
             pictures = "Bilder 1" if name == "harbor" else "images"
             shutil.copytree(drawn / name / "images", folder / name / pictures)
-            with (drawn / name / "labels.csv").open(newline="") as file:
-                rows = list(csv.DictReader(file))
+            text = read_regular(drawn / name / "labels.csv").decode()
+            rows = list(csv.DictReader(text.splitlines()))
             write(folder / name, [*rows[0]][3:], rows)
 
 
@@ -41,12 +43,11 @@ def _german(folder: Path, findings: list[str], rows: list[dict[str, str]]) -> No
 
 
 def _exported(folder: Path, findings: list[str], rows: list[dict[str, str]]) -> None:
-    with (folder / "export.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "MRN", "findings"])
-        for row in rows:
-            present = "|".join(f for f in findings if row[f] == "1") or "No Finding"
-            writer.writerow([f"D:\\PACS\\images\\{row['image']}", row["patient"], present])
+    lines = []
+    for row in rows:
+        present = "|".join(finding for finding in findings if row[finding] == "1") or "No Finding"
+        lines.append((f"D:\\PACS\\images\\{row['image']}", row["patient"], present))
+    (folder / "export.csv").write_text(as_csv(("file", "MRN", "findings"), lines), newline="")
 
 
 def _excel(folder: Path, findings: list[str], rows: list[dict[str, str]]) -> None:

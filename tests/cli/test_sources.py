@@ -98,6 +98,8 @@ FOREIGN = {
     *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
     *("--torch-backend", "--require-hashes", "--no-deps"),  # uv, pip
     *("--export", "--export-dir", "--kit", "--method"),  # a job.py
+    *("--no-index", "--find-links", "--extra", "--config", "--output"),  # pip, pip-compile, nvflare deploy
+    *("--now", "--unit", "--build-arg", "--rm", "--detach"),  # systemd, docker
 }
 """Options of other programs, and of a job's own file."""
 
