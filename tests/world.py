@@ -28,6 +28,18 @@ from suture.data.config import SiteConfig, load_site_config
 
 _RUNNER = CliRunner()
 
+DAMAGE = (
+    b"",
+    b'{"job": "demo",\n "ti',
+    b'{"job": "\xff\xfe"}',
+    b"[]",
+    b"5",
+    b"{}",
+    b"[" * 100_000,
+    b'{"rounds": ' + b"9" * 5000 + b"}",
+)
+"""What may stand in a damaged record of a run, in place of its JSON."""
+
 
 @dataclass(frozen=True)
 class Trained:

@@ -188,7 +188,7 @@ def compare_auroc(
     spread = float(draws.std(ddof=1))
     p, why = _test(undefined.difference, spread, len(draws) - 1)
     half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
-    low, high = undefined.difference - half, undefined.difference + half
+    low, high = max(undefined.difference - half, -1.0), min(undefined.difference + half, 1.0)
     return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
 
 

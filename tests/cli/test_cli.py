@@ -37,7 +37,7 @@ from suture.flare.kit import Kit
 from suture.protocol.records import read_history
 from suture_admin.job_commands import _follow
 from suture_results.report import write_report
-from world import exit_of, refused, suture
+from world import DAMAGE, exit_of, refused, suture
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--env", "local", "--rounds", "1", "--set", "images=40", "--set", "held_out=60"]
@@ -183,16 +183,6 @@ def test_an_error_of_the_system_is_one_line_in_any_command(
     assert not list(tmp_path.iterdir())
 
 
-DAMAGE = (
-    b"",
-    b'{"job": "demo",\n "ti',
-    b'{"job": "\xff\xfe"}',
-    b"[]",
-    b"5",
-    b"{}",
-    b"[" * 100_000,
-    b'{"rounds": ' + b"9" * 5000 + b"}",
-)
 HOSTILE = "[/bold]\x1b[2J\x07\u202e[link=file:///etc/passwd]x[/link]"
 
 

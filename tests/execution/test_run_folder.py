@@ -29,7 +29,7 @@ from suture.execution.run import (
     preparing,
     run_job,
 )
-from world import refused, suture
+from world import DAMAGE, refused, suture
 
 JOB = replace(SMALL, rounds=3)
 
@@ -309,16 +309,6 @@ def test_every_file_of_a_run_is_known_as_one(settings: list[str], tmp_path: Path
     assert {path.stat().st_mode & 0o777 for path in out.glob("sites/*/cache")} == {0o700}
 
 
-DAMAGE = (
-    b"",
-    b'{"job": "demo",\n "ti',
-    b'{"job": "\xff\xfe"}',
-    b"[]",
-    b"5",
-    b"{}",
-    b"[" * 100_000,
-    b'{"rounds": ' + b"9" * 5000 + b"}",
-)
 PLAN = JOB.plan("x").to_dict()
 
 

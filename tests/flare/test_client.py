@@ -260,6 +260,8 @@ def test_a_job_of_flares_own_workflow_is_its_classes_by_name(
         "app_server/custom/shared.py",
         *(f"app_{site}/custom/{file}.py" for site in job["SITES"] for file in ("client", "shared")),
     }
+    files = {path.relative_to(exported): path.read_bytes() for path in exported.rglob("*") if path.is_file()}
+    assert files == {name: (folder / name).read_bytes() for name in files}, "python benchmarks/reference.py"
     sites = "app_site-1", "app_site-2"
     apps = ("app_server", *sites)
     of = {app: json.loads(path.read_text()) for app in apps for path in exported.glob(f"{app}/config/*.json")}
