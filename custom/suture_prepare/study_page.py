@@ -59,7 +59,7 @@ def write_page(
     folder, size = study.expanduser().resolve(), (job.model if job else ModelSpec()).size
     template = templates(Path(__file__).parent).get_template("study.html")
     page = template.render(
-        study=folder.name,
+        study=job.title if job else folder.name,
         size=size,
         findings=findings,
         together=together,
