@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError
 from suture.data.table import SPLITS, Table
 
+FOLDS = 5
+"""Of a cross-validation by patient."""
+
 Codes = NDArray[np.intp]
 """A number for each row: its class, stratum, part or site."""
 
@@ -38,10 +41,16 @@ def by_patient(
     y: NDArray[np.float32],
     fractions: tuple[float, float, float] = (0.7, 0.1, 0.2),
     seed: int = 1337,
+    fold: int | None = None,
 ) -> tuple[str, ...]:
     """Return the split of each row: each stratum of `strata` is cut into train, validation and test.
 
     Source: Surgical Aggregation (arXiv 2301.06683), the 70/10/20 division of NIH and CheXpert.
+
+    Args:
+        patients, y, seed: as in `strata`.
+        fold: 1 to `FOLDS`: this fifth of each stratum is for testing, and the rest is for training and
+            validation in the proportion of their fractions. By default, the last `fractions` are.
 
     Raises:
         DataError: the fractions do not add up to 1.
@@ -51,6 +60,11 @@ def by_patient(
     part_of: dict[str, str] = {}
     for stratum in strata(patients, y, seed):
         cuts = [0, *(round(len(stratum) * share) for share in accumulate(fractions))]
+        if fold is not None:
+            start, stop = (round(len(stratum) * k / FOLDS) for k in (fold - 1, fold))
+            stratum = np.concatenate([stratum[stop:], stratum[:stop]])  # those to be tested come last
+            kept = len(stratum) - (stop - start)
+            cuts = [0, round(kept * fractions[0] / (fractions[0] + fractions[1])), kept, len(stratum)]
         for split, start, stop in zip(SPLITS, cuts, cuts[1:], strict=False):
             part_of |= dict.fromkeys(stratum[start:stop].tolist(), split)
     return tuple(part_of[patient.rstrip("\0")] for patient in patients)  # as numpy's strings end

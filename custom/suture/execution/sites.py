@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -28,7 +28,7 @@ from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, TrainingConfig, write_site_config
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
-from suture.data.split import long_tail_groups, training_counts
+from suture.data.split import FOLDS, by_patient, long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.execution.partition import SERVER, Classes, class_lists, partition_table
 from suture.execution.study import StudySites
@@ -116,11 +116,14 @@ class PartitionedSites(ReleasedSites):
         classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (as many sites as
             classes), ``round_robin`` (as FedLSM) or ``all``; see `suture.execution.partition.class_lists`.
         per_client: number of classes of each site, for ``round_robin``.
+        fold: 1 to 5: test with this fifth of the patients, as in a cross-validation, and divide the others
+            7:1 into training and validation. By default, the data set's own split.
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     classes: Classes = "published"
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
+    fold: Annotated[int, Field(ge=1, le=FOLDS)] | None = None
 
     def write_partitioned(
         self,
@@ -144,6 +147,9 @@ class PartitionedSites(ReleasedSites):
             color: read the images as RGB.
         """
         to = self.destination(folder, runs, method)
+        if self.fold is not None:
+            split = by_patient(pooled.patients, pooled.y, seed=self.seed, fold=self.fold)
+            pooled = replace(pooled, split=split)
         lists = class_lists(self.classes, pooled.labels, self.clients, shared, self.seed, self.per_client)
         every, held_out = (pooled.labels,) * len(lists), to.server_splits
         known = every if to.method.labels.complete else lists

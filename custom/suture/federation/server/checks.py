@@ -36,7 +36,7 @@ from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel, Method
 from suture.privacy.secure_aggregation import SecureAggregation
 from suture.protocol.decisions import DecisionSettings
-from suture.protocol.messages import Labels, Metrics, SiteInfo
+from suture.protocol.messages import Labels, Metrics, SiteInfo, few
 from suture.protocol.records import Round
 
 
@@ -132,9 +132,13 @@ class HeldOut:
     def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
         of their mean.
+
+        A class with fewer than `messages.FEW` positives or negatives moves the mean by chance, so that it is left out
+        where another has enough.
         """
         part, logits, labels, names = self._predict(model, "validation")
-        scores = class_scores(part, logits, labels, names)
+        every = class_scores(part, logits, labels, names)
+        scores = {name: s for name, s in every.items() if not few(s.positives, s.negatives)} or every
         found = {"server_auroc": {n: s.auroc for n, s in scores.items() if s.auroc is not None}}
         if labels.label_type == "multiclass":
             recalls = {name: s.recall for name, s in scores.items() if s.recall is not None}

@@ -1,0 +1,1 @@
+def write_pages(results): return []
