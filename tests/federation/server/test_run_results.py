@@ -27,7 +27,7 @@ from suture.federation.server.selection import (
     interval_of_mean,
     interval_over_sites,
     local_and_global,
-    lower_loss,
+    better,
     mean_of,
 )
 from suture.learning.metrics import score_classes
@@ -45,10 +45,10 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
     for round_, (loss, auroc) in enumerate(
         [(0.5, 0.7), (0.45, 0.8), (0.15 * 3, 0.85), (0.45, 0.85), (0.45, 0.82), (0.5, 0.9)], 1
     ):
-        best = lower_loss(best, Best(round_, -loss, auroc))
+        best = better(best, Best(round_, -loss, auroc))
         chosen.append(best.round)
     assert chosen == [1, 2, 3, 4, 4, 4]
-    standings = ModelSelection().after_losses(Best(1, -0.5, 0.7))
+    standings = ModelSelection().after_sites(Best(1, -0.5, 0.7))
     standings = standings.after_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
     standings = standings.after_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
     assert (standings.of("a"), standings.of("b")) == (2, 1)
@@ -58,10 +58,10 @@ def test_a_run_in_which_nothing_improves_is_stopped_by_patience() -> None:
     """Rounds of equal loss: the later one is kept, and is no improvement."""
     standings = ModelSelection()
     for round_, (loss, auroc) in enumerate([(0.5, 0.7), (0.4, 0.8), (0.4, 0.8), (0.4, 0.8)], 1):
-        standings = standings.after_losses(Best(round_, -loss, auroc))
+        standings = standings.after_sites(Best(round_, -loss, auroc))
         assert standings.over(round_, 2) is (round_ == 4)
     assert standings.best == Best(4, -0.4, 0.8)
-    standings = standings.after_losses(Best(5, -0.4, 0.9))
+    standings = standings.after_sites(Best(5, -0.4, 0.9))
     assert not standings.over(5, 2)
 
 
@@ -74,11 +74,11 @@ def best(round_: int, **losses: float) -> Best:
 def test_a_round_is_compared_by_the_sites_that_measured_both() -> None:
     """A site with a high loss joins: the mean rises, and the model is better at the site that was there."""
     joined = best(2, old=0.5, new=1.3)
-    standings = ModelSelection(best(1, old=0.6), improved=1).after_losses(joined)
+    standings = ModelSelection(best(1, old=0.6), improved=1).after_sites(joined)
     assert (standings.best, standings.improved) == (joined, 2)
-    standings = standings.after_losses(best(3, old=0.55))
+    standings = standings.after_sites(best(3, old=0.55))
     assert standings.best == joined, "the site with the high loss is missing, and the other one lost"
-    assert standings.after_losses(best(4, other=0.1)).best == joined, "nobody measured both"
+    assert standings.after_sites(best(4, other=0.1)).best == joined, "nobody measured both"
 
 
 def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
@@ -87,9 +87,9 @@ def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
     two = classes_of("beta", ["Nodule", "Mass"])
     assert two == classes_of("beta", ["Mass", "Nodule"])
     second = Best(2, -0.7, parts={classes_of("alpha", ["Mass"]): -0.5, two: -0.9})
-    assert ModelSelection(first, improved=1).after_losses(second) == ModelSelection(second, improved=2)
+    assert ModelSelection(first, improved=1).after_sites(second) == ModelSelection(second, improved=2)
     third = Best(3, -0.3, parts={classes_of("alpha", ["Mass"]): -0.55, classes_of("beta", ["Mass"]): -0.05})
-    assert ModelSelection(second).after_losses(third).best == second
+    assert ModelSelection(second).after_sites(third).best == second
 
 
 def test_a_model_of_a_site_that_annotates_another_class_is_selected_anew() -> None:
