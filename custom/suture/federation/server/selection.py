@@ -17,8 +17,8 @@ from suture.core.validation import OPEN
 from suture.federation.plan import Selection
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.state_files import Rounds
-from suture.learning.metrics import mean_defined
 from suture.learning.evaluation import NOTHING
+from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Count, Figures, Metrics, few
 from suture.protocol.records import Round, informative_weights
 
