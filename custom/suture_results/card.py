@@ -23,7 +23,7 @@ from suture.models.saved import load_spec, weights_digest
 from suture.protocol.decisions import Decisions
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture_results.decision_section import decision_section
-from suture_results.formatting import DASH, area, interval, selected_for, step_path
+from suture_results.formatting import DASH, area, interval, step_path
 from suture_results.notes import sentences
 from suture_results.report import templates, write_report
 from suture_results.sentences import sentence
@@ -118,7 +118,7 @@ def _template() -> Template:
     loader = FileSystemLoader(Path(__file__).parent)
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters = (rounded, area, step_path, selected_for, interval, rate)
+    filters = (rounded, area, step_path, interval, rate)
     environment.globals["sentence"] = sentence
     environment.filters |= {"md": markdown, **{function.__name__: function for function in filters}}
     return environment.get_template("card.md")

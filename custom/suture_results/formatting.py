@@ -108,21 +108,5 @@ def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [leaf for name, value in settings.items() for leaf in flat(name, value).items()]
 
 
-_SELECTED = {
-    "site_loss": "the lowest mean of the sites' validation losses",
-    "server_metric": "the highest AUROC on the server's validation data",
-    "server_balanced_accuracy": "the highest balanced accuracy on the server's validation data",
-    "last": "being the last",
-}
-
-
-def selected_for(selection: str | None) -> str:
-    """Return why a round was selected, in words."""
-    return _SELECTED.get(selection or "", selection or DASH)
-
-
-FORMATS = (
-    *(area, step_path, hundredths, interval, count, size, duration, date_time, percent, setting, leaves),
-    selected_for,
-)
+FORMATS = (area, step_path, hundredths, interval, count, size, duration, date_time, percent, setting, leaves)
 """The filters of a page's template."""

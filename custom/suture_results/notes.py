@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suture.federation.server.selection import MEASURED_HERE, coarsest
+from suture.federation.server.selection import MEASURED_AT_SITES, MEASURED_HERE, coarsest
 from suture.learning.metrics import mean_defined
 from suture.privacy.robust import SiteUpdates, site_updates
 from suture.protocol.messages import Spent
@@ -19,11 +19,14 @@ class Sentences:
     """What the pages of a run say besides its figures.
 
     Attributes:
+        kept: which round's model is the result, by which rule, and whether other rounds may be better; empty
+            until the rounds are over.
         notes: on what happened, and on what sites have spent of their privacy.
         left_out: on the data, sites and classes that a figure of the run does not cover.
         cautions: on figures that say less than they seem to.
     """
 
+    kept: str
     notes: list[str]
     left_out: list[str]
     cautions: list[str]
@@ -42,7 +45,7 @@ def sentences(run: Run, history: Sequence[Round], metrics: Metrics | None) -> Se
     """Return what is to be said of a run; what its rounds show, only once they are over."""
     notes = [sentence(note.code, note.values) for note in run.notes]
     if run.selected_round is None:
-        return Sentences(notes, run.left_out, [])
+        return Sentences("", notes, run.left_out, [])
     notes += describe_spent(run.protection, run.spent)
     notes += [*dominant(history), *outlier_notes(site_updates(history))]
     notes += run_away(history, {name: run.owners(name) for name in run.labels}) if run.method.pseudo else []
@@ -51,7 +54,39 @@ def sentences(run: Run, history: Sequence[Round], metrics: Metrics | None) -> Se
         *validation_gaps(run, history),
         *(test_gaps(run, metrics) if metrics else []),
     ]
-    return Sentences(notes, [*left_out, *run.left_out], cautions(history, run.selection, run.selected_round))
+    kept, careful = kept_round(run, history), cautions(history, run.selection, run.selected_round)
+    return Sentences(kept, notes, [*left_out, *run.left_out], careful)
+
+
+_FIGURES = {"site_loss": "losses", "site_auroc": "AUROCs"}
+
+_RULES = {
+    "site_loss": "it has the lowest mean of the sites' validation losses",
+    "site_auroc": "it has the highest mean of the sites' validation AUROCs",
+    "server_metric": "it has the highest AUROC on the server's validation data",
+    "server_balanced_accuracy": "it has the highest balanced accuracy on the server's validation data",
+    "last": "it is the last",
+}
+
+
+def kept_round(run: Run, history: Sequence[Round]) -> str:
+    """Say which round was kept, by which rule, and where an end of the run shows that it may be too short or
+    too long: of the last round by the sites' AUROC, which has not selected it.
+    """
+    number, last = run.selected_round, max((r.round for r in history if r.status == "committed"), default=0)
+    rule = _RULES.get(run.selection, run.selection)
+    if run.method.personal == "model" and run.selection in MEASURED_AT_SITES:
+        return f"Each site kept the round that is best by its own validation {_FIGURES[run.selection]}"
+    kept, peak = f"Round {number} of {last} was kept: {rule}", number or last
+    if run.selection == "last":
+        areas = {r.round: r.validation.auroc for r in history if r.validation.auroc is not None}
+        peak = max(areas, key=lambda one: areas[one] or 0.0, default=0)
+    if 0 < 2 * peak <= last:
+        where = "" if peak == number else f"; the sites' validation AUROC was highest after round {peak}"
+        return (
+            f"{kept}{where}, in the first half of the run, so fewer rounds or a lower learning rate may help"
+        )
+    return f"{kept}; no earlier one was better, so more rounds may help" if 1 < last == peak else kept
 
 
 def describe_spent(
@@ -191,13 +226,13 @@ def validation_gaps(run: Run, history: Sequence[Round]) -> list[str]:
         return []
     found = []
     causes = {name: why_unmeasured(counts) for name, counts in run.unmeasured.items()}
-    if run.selection == "site_loss":
-        heard = {name for r in committed for name, s in r.sites.items() if s.validation_loss is not None}
+    if run.selection in MEASURED_AT_SITES:
+        figure = "loss" if run.selection == "site_loss" else "auroc"
+        sent = ((name, getattr(s, f"validation_{figure}")) for r in committed for name, s in r.sites.items())
+        heard = {name for name, value in sent if value is not None}
         if silent := {name: n for name, n in run.parties.items() if name not in heard}:
-            found.append(
-                f"The round was selected by the validation losses of {listed(heard)} only: "
-                f"{_why(silent, 'validation')}"
-            )
+            by = f"the validation {_FIGURES[run.selection]} of {listed(heard)} only"
+            found.append(f"The round was selected by {by}: {_why(silent, 'validation')}")
         unmeasured = set.intersection(*(set(line.validation.unmeasured) for line in committed))
     else:
         unmeasured = set(run.labels) - set(run.measured_here)
@@ -207,13 +242,18 @@ def validation_gaps(run: Run, history: Sequence[Round]) -> list[str]:
     return found
 
 
+_TIES = {
+    "site_loss": "the highest AUROC decided, then the last",
+    "site_auroc": "the lowest loss decided, then the last",
+}
+
 _COARSE = 0.05
 """A larger step than this hides what a round usually gains."""
 
 
 def cautions(history: Sequence[Round], selection: str, selected: int) -> list[str]:
     """Return a sentence where the selection rests on a tie, and one where its figures are coarse."""
-    key = MEASURED_HERE.get(selection, "loss")  # type: ignore[call-overload]
+    key = {**MEASURED_HERE, **MEASURED_AT_SITES}.get(selection, "loss")  # type: ignore[call-overload]
     measured = [line for line in history if getattr(line.validation, key) is not None]
     chosen = next((line.validation for line in measured if line.round == selected), None)
     found = []
@@ -221,8 +261,8 @@ def cautions(history: Sequence[Round], selection: str, selected: int) -> list[st
         value = getattr(chosen, key)
         equal = [r.round for r in measured if abs(getattr(r.validation, key) - value) < 1e-9]
         if len(equal) > 1:
-            what = "loss" if key == "loss" else key.removeprefix("server_").replace("_", " ")
-            then = "the highest AUROC decided, then the last" if key == "loss" else "the first was taken"
+            what = key.removeprefix("server_").removeprefix("selecting_").replace("_", " ")
+            then = _TIES.get(selection, "the first was taken")
             found.append(
                 f"The selection rests on a tie: the models of rounds {', '.join(map(str, equal))} have the "
                 f"same validation {what}; of these, {then}"

@@ -18,6 +18,7 @@ def show_run(folder: Path) -> None:
     for table in results.tables():
         console.print(table)
     said = results.sentences
+    print_line(said.kept)
     for word, sentences in (("warning", said.left_out), ("caution", said.cautions)):
         for sentence in sentences:
             print_line(f"{word}: {sentence}", style="yellow")

@@ -145,7 +145,7 @@ CLASSES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "late": ("
 @pytest.fixture
 def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round that is measured stays the best one."""
-    for name in ("after", "after_losses"):
+    for name in ("after", "after_sites"):
         before = getattr(ModelSelection, name)
 
         def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> ModelSelection:

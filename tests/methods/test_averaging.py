@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch.testing import assert_close
 
 from hypothesis_profiles import examples
@@ -32,7 +33,7 @@ from suture.methods.base import (
     Phase,
     RoundContext,
 )
-from suture.methods.composed import NAME, class_weights, received_weights
+from suture.methods.class_weights import NAME, class_weights, received_weights
 from suture.methods.fedavg import FedAvg
 from suture.methods.partial import PartialLoss
 from suture.models.classifier import Layout
@@ -285,11 +286,19 @@ def test_weighted_cross_entropy_by_hand() -> None:
     assert loss.tolist() == [pytest.approx([3 * math.log(2), math.log(2)])]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
-def test_counts_are_asked_for_where_there_are_weights(name: str) -> None:
+OF_REFERENCES = ("surgical", "partial", "vanilla", "individual", "central", "central_full")
+
+
+@pytest.mark.parametrize("rule", ["known", "program"])
+@pytest.mark.parametrize("name", ["fedavg", "fedlsm", *OF_REFERENCES])
+def test_counts_are_asked_for_where_there_are_weights(name: str, rule: str) -> None:
     kind: Any = METHODS[name]
-    for rule, tasks in (("known", ("multilabel",)), ("program", ("multilabel",)), ("none", ())):
-        egress = kind(class_weights=rule).egress(Layout({}, {}))
+    if rule == "program" and name in OF_REFERENCES:
+        with pytest.raises(ValidationError, match="class_weights"):
+            kind(class_weights=rule)
+        return
+    for chosen, tasks in ((rule, ("multilabel",)), ("none", ())):
+        egress = kind(class_weights=chosen).egress(Layout({}, {}))
         assert egress.counts == tasks
         assert ("counts" in egress.why) == bool(tasks)
 

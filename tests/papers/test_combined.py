@@ -16,6 +16,7 @@ from suture.execution.job import load_job, settings_of, with_settings
 from suture.learning.training import LocalRound
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
 from suture_papers.combined import Combined
 from suture_papers.drift.fedprox import FedProx, Proximal
 from suture_papers.missing_labels.condist import ConDist, Distillation
@@ -48,7 +49,11 @@ ALONE: tuple[tuple[Any, dict[str, Any], dict[str, Any], tuple[LabelType, ...]], 
     (FSSL, RECEIVED, {}, BOTH),
     (FSSL, RECEIVED | {"softmax": "balanced"}, {}, ONE_LABEL),
     (FixMatch, {"pseudo_labels": PseudoLabels(thresholds=EASY)}, {}, BOTH),
-    (SurgicalAggregation, {}, {"label_view": "own", "weights": "equal", "class_weights": "none"}, BOTH),
+    *(
+        (SurgicalAggregation, {"class_weights": rule}, {"label_view": "own", "weights": "equal"}, BOTH)
+        for rule in ("none", "known")
+    ),
+    (VanillaFL, {"class_weights": "known"}, ABSENT | {"weights": "equal"}, BOTH),
     (FedVLS, {"suppression": LogitSuppression(), "vacant": VacantDistillation()}, ABSENT, ONE_LABEL),
     (FedPU, {"positive_unlabelled": PositiveUnlabelled()}, ABSENT, ONE_LABEL),
 )

@@ -11,15 +11,15 @@ Hospitals that could pool their images would need no federation; these say what 
 
 from __future__ import annotations
 
-from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 
 _WHY = "pools the images of all sites"
 
 
 @hyperparameters
-class Central(LocalAveraging):
-    """Pooled data; what a site does not annotate is absent. See `LocalAveraging` for the fields."""
+class Central(WeightedAveraging):
+    """Pooled data; what a site does not annotate is absent. See `WeightedAveraging` for the fields."""
 
     about = About(
         "central",
@@ -34,8 +34,8 @@ class Central(LocalAveraging):
 
 
 @hyperparameters
-class CentralFull(LocalAveraging):
-    """Pooled data of which every label is known. See `LocalAveraging` for the fields."""
+class CentralFull(WeightedAveraging):
+    """Pooled data of which every label is known. See `WeightedAveraging` for the fields."""
 
     about = About(
         "central_full",

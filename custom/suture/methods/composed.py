@@ -7,15 +7,6 @@
 The published methods that are FedAvg but for one of these each derive from `Composed` and have what they
 change as a field; `weights`, `rows`, `label_view` and `batch_norm` mean the same in all of them.
 
-Class weights against the rarity of positives, from what the sites count before round 1.
-
-    Deng, Luo, Chen. FedLSM, MICCAI 2023, Sec. 3.2: weighted binary cross-entropy, "as in FPSL" (Dong et al.,
-    IEEE TMI 2022). Its published program:   w_c = sum_k negatives_kc / sum_k positives_kc
-
-The program also counts every image of a site that does not know a class as a negative of it (`program`);
-without these, the counts are of known labels alone (`known`). A positive weighs more in binary
-cross-entropies alone: where an image has a single label there are no class weights, and sites send no counts.
-
 The roles that local training is put together from: one loss of known labels, and any further terms.
 
     at site k:   minimise  L = L_sup + sum_j T_j
@@ -41,7 +32,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Augmentation, Batch, view_key
-from suture.learning.losses import balanced_ce, masked_loss, weighted_bce
+from suture.learning.losses import balanced_ce
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -63,85 +54,12 @@ from suture.methods.base import (
     Phase,
     hyperparameters,
 )
+from suture.methods.class_weights import ClassWeights, class_weights, cross_entropy, with_counts
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Layout, frozen_copy
-from suture.protocol.egress import CLASSES, NUM_SAMPLES, OWNED_CLASSES, WEIGHT, Channel, Egress
+from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, WEIGHT, Channel, Egress
 from suture.protocol.messages import TaskData, Update, ones
-
-ClassWeights = Literal["known", "program", "none"]
-
-NAME = "positive_weight"
-
-
-def countable_types(rule: ClassWeights) -> tuple[LabelType, ...]:
-    """The label types for which the sites are asked for counts: see `Egress`."""
-    return () if rule == "none" else ("multilabel",)
-
-
-def why_counted(rule: ClassWeights) -> dict[str, str]:
-    """What those counts are for, as `Egress.why` has it."""
-    return (
-        {"counts": "images with and without each class, for the class weights"}
-        if countable_types(rule)
-        else {}
-    )
-
-
-def told_weights(rule: ClassWeights) -> tuple[Channel, ...]:
-    """The channel by which the sites learn the weights."""
-    why = "weight of a positive of the class, from the counts of the sites; with multilabel labels only"
-    return (Channel(NAME, "facts", (CLASSES,), why=why),) if countable_types(rule) else ()
-
-
-def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts:
-    """The weight of a positive of each class, and a note on each class that has none to give.
-
-    Args:
-        rule: ``known`` counts the sites that know a class; ``program`` counts all images of the others as
-            negatives; ``none`` weights every class 1.
-
-    Returns:
-        `NAME`, ``[len(labels)]``; nothing where the sites were asked for no counts.
-    """
-    if statistics.label_type not in countable_types(rule):
-        return ClassFacts()
-    weights, notes = [], []
-    for name in statistics.labels:
-        positives = negatives = 0
-        for site, counts in statistics.counts.items():
-            reported = counts.get(name)
-            if reported is not None:
-                positives, negatives = positives + reported[0], negatives + reported[1]
-            elif rule == "program" and name not in counts:
-                negatives += statistics.images[site]
-        weights.append(negatives / positives if positives and negatives else 1.0)
-        if not positives or not negatives:
-            withheld = [
-                site for site, counts in statistics.counts.items() if name in counts and not counts[name]
-            ]
-            why = (
-                f"withheld by {', '.join(withheld)}" if withheld else "no site has a positive and a negative"
-            )
-            notes.append(f"{name} has the class weight 1: {why}.")
-    return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
-
-
-def received_weights(received: TaskData, rule: ClassWeights, label_type: LabelType) -> Tensor | None:
-    """The weights that the server sent, ``[c]``; None where the rule and the label type have none.
-
-    Raises:
-        ConfigError: the payload has none although the rule asks for them; to train on would weight every
-            class 1 unseen.
-    """
-    if label_type not in countable_types(rule):
-        return None
-    if NAME not in received.channels:
-        raise ConfigError(
-            f"the server sent no {NAME} with round {received.round}, but class_weights={rule!r} needs "
-            "it; run the same version of suture on both sides, or set class_weights=none"
-        )
-    return received.channels[NAME]
 
 
 @dataclass(frozen=True)
@@ -270,18 +188,7 @@ class CrossEntropy(Supervised):
     class_weights: ClassWeights = "none"
 
     def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
-        label_type = site.model.labels.label_type
-        weight = received_weights(received, self.class_weights, label_type)
-        if weight is not None:
-            weight = weight.to(site.device)  # once: in a step a GPU would be waited for
-
-        def loss(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
-            if weight is None:
-                return masked_loss(logits, y, known, label_type)
-            each = weighted_bce(logits, y, weight)
-            return torch.where(known, each, 0.0).sum() / known.sum().clamp(min=1)
-
-        return loss
+        return cross_entropy(site, received, self.class_weights)
 
 
 @validated(frozen=True, config=STRICT)
@@ -416,21 +323,15 @@ class Composed(LocalAveraging):
         return spec
 
     def egress(self, layout: Layout) -> Egress:
-        counts = tuple(kind for kind in countable_types(self.class_weights) if kind in self.labels.types)
-        return Egress(
+        egress = Egress(
             shared=layout.shared,
             head=layout.head,
             weight=NUM_SAMPLES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNED_CLASSES if self.rows == "owners" else WEIGHT,
-            channels=(
-                *(told_weights(self.class_weights) if counts else ()),
-                *(channel for term in self.terms for channel in term.channels(layout)),
-            ),
-            counts=counts,
-            why=_WHY
-            | {"weight": _WHY_WEIGHT[self.weights]}
-            | (why_counted(self.class_weights) if counts else {}),
+            channels=tuple(channel for term in self.terms for channel in term.channels(layout)),
+            why=_WHY | {"weight": _WHY_WEIGHT[self.weights]},
         )
+        return with_counts(egress, self.class_weights, self.labels.types)
 
     def weight(self, site: SiteContext) -> float:
         return float(len(site.samples["train"])) if self.weights == "images" else 1.0

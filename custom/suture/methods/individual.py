@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, SharingSpec, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 
 
 @hyperparameters
-class Individual(LocalAveraging):
-    """Individual training; see `LocalAveraging` for the fields."""
+class Individual(WeightedAveraging):
+    """Individual training; see `WeightedAveraging` for the fields."""
 
     about = About(
         "individual",

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from suture.methods.averaging import LocalAveraging, weighted_mean
+from suture.methods.averaging import weighted_mean
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 from suture.protocol.messages import Update
 
 
 @hyperparameters
-class PartialLoss(LocalAveraging):
-    """FL with partial loss; see `LocalAveraging` for the fields."""
+class PartialLoss(WeightedAveraging):
+    """FL with partial loss; see `WeightedAveraging` for the fields."""
 
     about = About("partial", "FL with partial loss", "Kulkarni et al. 2024, Sec. 3.3.3", mixes_patients="")
     labels = LabelUse(view="own")

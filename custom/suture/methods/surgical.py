@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from suture.methods.averaging import LocalAveraging, weighted_mean
+from suture.methods.averaging import weighted_mean
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 from suture.protocol.messages import Update
 
 
 @hyperparameters
-class SurgicalAggregation(LocalAveraging):
-    """Surgical Aggregation; see `LocalAveraging` for the fields."""
+class SurgicalAggregation(WeightedAveraging):
+    """Surgical Aggregation; see `WeightedAveraging` for the fields."""
 
     about = About(
         "surgical", "Surgical Aggregation", "Kulkarni et al. 2024, arXiv:2301.06683", mixes_patients=""

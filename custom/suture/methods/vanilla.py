@@ -12,13 +12,13 @@ the others. Every site sees the names of all classes.
 
 from __future__ import annotations
 
-from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 
 
 @hyperparameters
-class VanillaFL(LocalAveraging):
-    """Vanilla FL; see `LocalAveraging` for the fields."""
+class VanillaFL(WeightedAveraging):
+    """Vanilla FL; see `WeightedAveraging` for the fields."""
 
     about = About(
         "vanilla", "Vanilla FL", "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2", mixes_patients=""

@@ -204,12 +204,15 @@ class Validation:
     """The evaluation of a round's model after aggregation: means over the sites, and at the server.
 
     Attributes:
+        selecting_auroc: mean over the AUROCs of at least ten positives and ten negatives at a site, by which
+            `selection = "site_auroc"` compares rounds.
         unmeasured: classes whose AUROC no site could measure.
         loss_step, auroc_step: the largest step to which a site has rounded its part; None if all are exact.
     """
 
     loss: Number = None
     auroc: Number = None
+    selecting_auroc: Number = None
     server_auroc: Number = None
     server_balanced_accuracy: Number = None
     unmeasured: list[str] = field(default_factory=list)

@@ -33,14 +33,7 @@ from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, own_rows, train_update
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
-from suture.methods.composed import (
-    ClassWeights,
-    class_weights,
-    countable_types,
-    received_weights,
-    told_weights,
-    why_counted,
-)
+from suture.methods.class_weights import ClassWeights, class_weights, received_weights, with_counts
 from suture.models.classifier import Layout
 from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, Egress
 from suture.protocol.messages import TaskData, Update
@@ -59,7 +52,7 @@ class FedLSM(LocalAveraging):
             ones.
         batch_norm: ``average`` or ``frozen``; running statistics are averaged like weights.
         teaching: pseudo-labels and what goes with them.
-        class_weights: of positives in the binary cross-entropy; see `suture.methods.composed.class_weights`.
+        class_weights: of positives in the binary cross-entropy; see `suture.methods.class_weights`.
         proxies: whose rows of the head count: as ``counted`` in Eq. 7 (AWPA); ``bounded``, counted, but at a
             site that does not know a class no more than it would have if the class were as frequent there as
             where it is known (ours); or those of the ``owners`` by their numbers of images (the ablation
@@ -89,16 +82,15 @@ class FedLSM(LocalAveraging):
         return float(steps * self.local.batch_size) if steps else _COUNTED[1]
 
     def egress(self, layout: Layout) -> Egress:
-        return Egress(
+        egress = Egress(
             shared=layout.shared,
             head=layout.head,
             weight=NUM_SAMPLES,
             class_weight=OWNED_CLASSES if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
-            channels=told_weights(self.class_weights),
-            counts=countable_types(self.class_weights),
-            why=_WHY | why_counted(self.class_weights),
+            why=_WHY,
         )
+        return with_counts(egress, self.class_weights, self.labels.types)
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
         if label_type == "multiclass":  # a labelled image is known not to be of any other class either

@@ -58,7 +58,8 @@ from suture.methods.base import (
     hyperparameters,
     in_two,
 )
-from suture.methods.composed import ClassWeights, Component, Composed, Requirements
+from suture.methods.class_weights import ClassWeights
+from suture.methods.composed import Component, Composed, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update

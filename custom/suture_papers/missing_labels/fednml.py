@@ -39,7 +39,8 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, LocalTraining, Objective, SiteContext, fit, predict
 from suture.methods.base import About, Phase, hyperparameters, in_two
-from suture.methods.composed import ClassWeights, Component, Composed, Requirements
+from suture.methods.class_weights import ClassWeights
+from suture.methods.composed import Component, Composed, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update

@@ -55,7 +55,8 @@ from suture.data.batch import resample
 from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
-from suture.methods.composed import ClassWeights, Component, Composed, Requirements, class_counts
+from suture.methods.class_weights import ClassWeights
+from suture.methods.composed import Component, Composed, Requirements, class_counts
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress

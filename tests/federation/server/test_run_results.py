@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,19 +22,22 @@ from suture.federation.server.selection import (
     Best,
     ModelSelection,
     across_sites,
+    better,
     by_attribute,
+    by_aurocs,
     by_frequency,
     classes_of,
     interval_of_mean,
     interval_over_sites,
     local_and_global,
-    lower_loss,
     mean_of,
+    over_sites,
 )
+from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import score_classes
 from suture.protocol.messages import ClassScore, Metrics
-from suture.protocol.records import Round, SiteRound, Validation
-from suture_results.notes import cautions, dominant
+from suture.protocol.records import Round, SiteRound, Validation, read_run
+from suture_results.notes import cautions, dominant, kept_round
 from suture_results.sentences import sentence
 from world import refused
 
@@ -45,10 +49,10 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
     for round_, (loss, auroc) in enumerate(
         [(0.5, 0.7), (0.45, 0.8), (0.15 * 3, 0.85), (0.45, 0.85), (0.45, 0.82), (0.5, 0.9)], 1
     ):
-        best = lower_loss(best, Best(round_, -loss, auroc))
+        best = better(best, Best(round_, -loss, auroc))
         chosen.append(best.round)
     assert chosen == [1, 2, 3, 4, 4, 4]
-    standings = ModelSelection().after_losses(Best(1, -0.5, 0.7))
+    standings = ModelSelection().after_sites(Best(1, -0.5, 0.7))
     standings = standings.after_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
     standings = standings.after_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
     assert (standings.of("a"), standings.of("b")) == (2, 1)
@@ -58,10 +62,10 @@ def test_a_run_in_which_nothing_improves_is_stopped_by_patience() -> None:
     """Rounds of equal loss: the later one is kept, and is no improvement."""
     standings = ModelSelection()
     for round_, (loss, auroc) in enumerate([(0.5, 0.7), (0.4, 0.8), (0.4, 0.8), (0.4, 0.8)], 1):
-        standings = standings.after_losses(Best(round_, -loss, auroc))
+        standings = standings.after_sites(Best(round_, -loss, auroc))
         assert standings.over(round_, 2) is (round_ == 4)
     assert standings.best == Best(4, -0.4, 0.8)
-    standings = standings.after_losses(Best(5, -0.4, 0.9))
+    standings = standings.after_sites(Best(5, -0.4, 0.9))
     assert not standings.over(5, 2)
 
 
@@ -74,11 +78,11 @@ def best(round_: int, **losses: float) -> Best:
 def test_a_round_is_compared_by_the_sites_that_measured_both() -> None:
     """A site with a high loss joins: the mean rises, and the model is better at the site that was there."""
     joined = best(2, old=0.5, new=1.3)
-    standings = ModelSelection(best(1, old=0.6), improved=1).after_losses(joined)
+    standings = ModelSelection(best(1, old=0.6), improved=1).after_sites(joined)
     assert (standings.best, standings.improved) == (joined, 2)
-    standings = standings.after_losses(best(3, old=0.55))
+    standings = standings.after_sites(best(3, old=0.55))
     assert standings.best == joined, "the site with the high loss is missing, and the other one lost"
-    assert standings.after_losses(best(4, other=0.1)).best == joined, "nobody measured both"
+    assert standings.after_sites(best(4, other=0.1)).best == joined, "nobody measured both"
 
 
 def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
@@ -87,9 +91,9 @@ def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
     two = classes_of("beta", ["Nodule", "Mass"])
     assert two == classes_of("beta", ["Mass", "Nodule"])
     second = Best(2, -0.7, parts={classes_of("alpha", ["Mass"]): -0.5, two: -0.9})
-    assert ModelSelection(first, improved=1).after_losses(second) == ModelSelection(second, improved=2)
+    assert ModelSelection(first, improved=1).after_sites(second) == ModelSelection(second, improved=2)
     third = Best(3, -0.3, parts={classes_of("alpha", ["Mass"]): -0.55, classes_of("beta", ["Mass"]): -0.05})
-    assert ModelSelection(second).after_losses(third).best == second
+    assert ModelSelection(second).after_sites(third).best == second
 
 
 def test_a_model_of_a_site_that_annotates_another_class_is_selected_anew() -> None:
@@ -110,6 +114,22 @@ def test_rounds_are_compared_by_the_classes_that_both_have() -> None:
     assert (standings.best, standings.over(3, 1)) == (second, True), "of the same classes the means compare"
     easy = Best(2, 0.85, parts={"Mass": 0.65, "Nodule": 0.9, "Cardiomegaly": 1.0})
     assert ModelSelection(first).after(easy).best == first, "an easy class does not make a model better"
+
+
+def test_an_auroc_of_few_images_has_no_say() -> None:
+    """The mean of .7, .9 and .8: not of nine positives, of nine negatives, or of what is withheld."""
+    scores = {
+        "a": {"Mass": ClassScore(0.7, None, None, 10, 90), "Edema": ClassScore(0.1, None, None, 9, 90)},
+        "b": {"Mass": ClassScore(0.9, None, None, 10, 10), "Nodule": ClassScore(0.8, None, None, 90, 10)},
+        "c": {"Nodule": ClassScore(0.1, None, None, 90, 9), "Mass": NOTHING},
+    }
+    own = by_aurocs(3, {"a": 0.5}, scores)
+    assert own["a"] == Best(3, 0.7, -0.5, {classes_of("a", ["Mass"]): 0.7})
+    assert (own["b"].value, own["b"].tie, own.keys()) == (pytest.approx(0.85), 0, {"a", "b"})
+    every = over_sites(own, -0.5)
+    assert every is not None
+    assert (every.round, every.value, every.tie, len(every.parts)) == (3, pytest.approx(0.8), -0.5, 3)
+    assert over_sites(by_aurocs(3, {}, {"c": scores["c"]}), 0.0) is None
 
 
 # Scores
@@ -360,8 +380,37 @@ def test_ties_and_coarse_steps_are_told() -> None:
     [caution] = cautions(history, "site_loss", 3)
     assert "2, 3" in caution
     assert cautions(history, "site_loss", 1) == cautions(history, "last", 3) == []
+    auroc = [replace(one, validation=Validation(one.round / 10, selecting_auroc=0.6)) for one in history]
+    [caution] = cautions(auroc, "site_auroc", 3)
+    assert "1, 2, 3" in caution
     for step, found in ((0.05, 0), (0.1, 1)):  # a twentieth, and above
         assert len(cautions([line(1, 0.8, step), line(2, 0.6)], "site_loss", 2)) == found
+
+
+@pytest.mark.parametrize(
+    ("selection", "kept", "said", "helps"),
+    [
+        ("site_loss", 3, ["Round 3 of 10", "validation losses"], "fewer rounds"),
+        ("site_auroc", 5, ["Round 5 of 10", "validation AUROCs"], "fewer rounds"),
+        ("server_metric", 6, ["Round 6 of 10", "server's validation data"], None),
+        ("site_auroc", 10, ["Round 10 of 10"], "more rounds"),
+        ("last", 10, ["Round 10 of 10", "after round 4"], "fewer rounds"),
+    ],
+)
+def test_the_kept_round_is_said_with_its_rule_and_what_its_place_shows(
+    selection: str, kept: int, said: list[str], helps: str | None, run_folder: Any
+) -> None:
+    run = replace(read_run(run_folder), selection=selection, selected_round=kept)
+    history = [
+        replace(line(r, 0.5), validation=Validation(0.5, 0.8 if r == 4 else 0.7)) for r in range(1, 11)
+    ]
+    text = kept_round(run, history)
+    assert all(part in text for part in said)
+    assert [part in text for part in ("fewer rounds", "more rounds")] == [
+        part == helps for part in ("fewer rounds", "more rounds")
+    ]
+    alone = replace(run, method=replace(run.method, personal="model"))
+    assert ("Each site" in kept_round(alone, history)) == selection.startswith("site_")
 
 
 def committed(number: int, **weights: float) -> Round:

@@ -21,6 +21,8 @@ from suture.federation.server import server as module
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.server import Server, Stage
 from suture.federation.state_files import Rounds
+from suture.learning.training import LocalTraining
+from suture.methods.individual import Individual
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
@@ -221,6 +223,34 @@ def test_selection_keeps_the_best_round(tiny: Any) -> None:
     assert described["labels"] == list(server.registry.labels)
     assert (described["model"]["name"], described["preprocessing"]["size"]) == ("cnn", 16)
     assert tiny(METHOD, rounds=4, selection="last").run("last").selected_round == 4
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("kind", [SurgicalAggregation, Individual])
+def test_selection_by_the_aurocs_of_enough_images(kind: Any, tiny: Any) -> None:
+    slow = kind(local=LocalTraining(lr=2e-4, batch_size=64))
+    server = tiny(
+        slow, {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=4, n=150, selection="site_auroc"
+    ).run()
+    lines = history(server)
+    found = [(line["validation"]["selecting_auroc"], -line["validation"]["loss"]) for line in lines]
+    assert server.selected_round == 1 + found.index(max(found))
+    assert len(set(found)) > 1
+    assert record(server, "run.json")["selection"] == "site_auroc"
+    if kind is Individual:
+        for site in server.registry.members:
+            at = [line["sites"][site] for line in lines]
+            own = [(one["validation_auroc"], -one["validation_loss"]) for one in at]
+            assert server.state.standings.of(site) == 1 + own.index(max(own))
+
+
+def test_without_an_auroc_of_enough_images_the_last_round_is_kept_and_a_note_says_so(tiny: Any) -> None:
+    """25 images at a site, of which a few are for validation."""
+    server = tiny(METHOD, rounds=2, selection="site_auroc").run()
+    assert [line["validation"]["selecting_auroc"] for line in history(server)] == [None, None]
+    run = record(server, "run.json")
+    assert (run["selected_round"], run["selection"]) == (2, "last")
+    assert "kept_last" in [note["code"] for note in run["notes"]]
 
 
 def test_a_selection_by_the_server_needs_its_labelled_data(tiny: Any) -> None:

@@ -256,6 +256,7 @@ def test_max_epsilon_holds_across_experiments(clinic: Any) -> None:
     ("method", "training", "augmentation", "named"),
     [
         (FedAvg(), {}, False, "FedAvg"),
+        (replace(PLAIN, class_weights="known"), {}, False, "counts of labels"),
         (PLAIN, {"amp": True}, False, "amp"),
         (PLAIN, {"compile": "kernels"}, False, "compile"),
         (PLAIN, {}, True, "augmentation"),

@@ -15,15 +15,17 @@ from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import pack_model, serve
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import (
+    MEASURED_AT_SITES,
     MEASURED_HERE,
     Best,
     across_sites,
-    classes_of,
+    by_aurocs,
+    by_losses,
     coarsest,
     condense,
+    over_sites,
 )
 from suture.federation.server.state import RunState
-from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel, RoundContext, check_channels
 from suture.protocol.check import all_finite
@@ -120,8 +122,8 @@ class Aggregator:
     def measured_at_sites(
         self, line: Round, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
     ) -> RunState:
-        """Consider the newest committed round by the sites' losses, and add these to its pending line."""
-        number, standings = line.round, state.standings
+        """Consider the newest committed round by the sites' figures, and add these to its pending line."""
+        number, standings, by = line.round, state.standings, self.schedule.selection
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         aurocs = {site: condense(metrics[site]).auroc for site in losses}
         joined = SiteRound("missing", "joined after this round")
@@ -132,23 +134,22 @@ class Aggregator:
         scores = {s: registry.rename_keys(s, m.classes) for s, m in metrics.items()}
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
+        telling = by_aurocs(number, losses, scores)
+        by_auroc = over_sites(telling, -(loss or 0.0))
         validation = replace(
             line.validation,
             loss=loss,
             auroc=auroc,
+            selecting_auroc=by_auroc.value if by_auroc else None,
             unmeasured=[name for name in registry.labels if areas.get(name) is None],
             loss_step=coarsest(m.loss_step for m in metrics.values()),
             auroc_step=coarsest(score.step for at in scores.values() for score in at.values()),
         )
-        shown = {s: [name for name, score in scores[s].items() if score != NOTHING] for s in losses}
-        # Negative, since the best round is the one of the largest value.
-        parts = {site: {classes_of(site, shown[site]): -value} for site, value in sorted(losses.items())}
-        by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
-        if by_loss and loss is not None:
-            every = {key: value for of in parts.values() for key, value in of.items()}
-            standings = standings.after_losses(Best(number, -loss, auroc or 0.0, every))
-        if self.plan.method.sharing.personal == "model":
-            found = {s: Best(number, -value, aurocs[s] or 0.0, parts[s]) for s, value in losses.items()}
-            standings = standings.after_own(found)
         line = replace(line, sites=line.sites | sites, validation=validation)
+        if by in MEASURED_AT_SITES and self.context(number).phase.selectable:
+            own = telling if by == "site_auroc" else by_losses(number, losses, scores)
+            if every := by_auroc if by == "site_auroc" else over_sites(own, auroc or 0.0):
+                standings = standings.after_sites(every)
+            if self.plan.method.sharing.personal == "model":
+                standings = standings.after_own(own)
         return replace(state, pending=line, standings=standings)

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from statistics import fmean
 from typing import Any
 
 from pydantic import FiniteFloat
@@ -16,8 +17,9 @@ from suture.core.validation import OPEN
 from suture.federation.plan import Selection
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.state_files import Rounds
+from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import mean_defined
-from suture.protocol.messages import ClassScore, Count, Figures, Metrics
+from suture.protocol.messages import ClassScore, Count, Figures, Metrics, few
 from suture.protocol.records import Round, informative_weights
 
 log = logging.getLogger(__name__)
@@ -252,6 +254,9 @@ MEASURED_HERE: dict[Selection, str] = {
 }
 """The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
+MEASURED_AT_SITES: dict[Selection, str] = {"site_loss": "loss", "site_auroc": "selecting_auroc"}
+"""The figure of a round's `Validation` that decides, for each selection by what the sites measure."""
+
 
 @validated(frozen=True, config=OPEN)
 class Best:
@@ -259,14 +264,14 @@ class Best:
 
     Attributes:
         value: more is better.
-        auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
-        parts: what `value` is the mean of, by what was measured: a class at the server, or the classes of a
-            site (`classes_of`). A mean over other classes or sites does not compare.
+        tie: what decides between equal values of the sites, which round them; more is better.
+        parts: what `value` is the mean of, by what was measured: a class at the server, or classes of a site
+            (`classes_of`). A mean over other classes or sites does not compare.
     """
 
     round: Count
     value: FiniteFloat
-    auroc: FiniteFloat = 0.0
+    tie: FiniteFloat = 0.0
     parts: dict[str, FiniteFloat] = field(default_factory=dict)
 
     @property
@@ -283,8 +288,54 @@ _SAME = 1e-9
 
 
 def classes_of(site: str, names: Iterable[str]) -> str:
-    """Return the key of what a site has measured; its loss over other classes is another figure."""
+    """Return the key of what a site has measured; a figure over other classes is another one."""
     return f"{site}: {', '.join(sorted(names))}"
+
+
+def by_losses(
+    number: int, losses: Mapping[str, float], scores: Mapping[str, Mapping[str, ClassScore]]
+) -> dict[str, Best]:
+    """Return a round by the validation loss of each site that has sent one; ties by the site's AUROC.
+
+    Args:
+        scores: of each site, by the federation's names of its classes; a loss is over those that it shows.
+    """
+    found = {}
+    for site, loss in sorted(losses.items()):
+        shown = {name: score for name, score in scores[site].items() if score != NOTHING}
+        auroc = mean_defined(score.auroc for score in shown.values())
+        found[site] = Best(number, -loss, auroc or 0.0, {classes_of(site, shown): -loss})
+    return found
+
+
+def by_aurocs(
+    number: int, losses: Mapping[str, float], scores: Mapping[str, Mapping[str, ClassScore]]
+) -> dict[str, Best]:
+    """Return a round by the mean validation AUROC of each site that has sent one of enough images.
+
+    A class with fewer than `FEW` positives or negatives at a site says little there and is left out; so are
+    classes that the site withholds.
+
+    Args:
+        losses, scores: see `by_losses`; ties by the site's loss.
+    """
+    found = {}
+    for site, at in sorted(scores.items()):
+        parts = {
+            classes_of(site, [name]): score.auroc
+            for name, score in at.items()
+            if score.auroc is not None and not few(score.positives, score.negatives)
+        }
+        if parts:
+            found[site] = Best(number, fmean(parts.values()), -losses.get(site, 0.0), parts)
+    return found
+
+
+def over_sites(candidates: Mapping[str, Best], tie: float) -> Best | None:
+    """Return a round by what all sites have measured; None where none has."""
+    parts = {key: value for one in candidates.values() for key, value in one.parts.items()}
+    numbers = [one.round for one in candidates.values()]
+    return Best(numbers[0], fmean(parts.values()), tie, parts) if parts else None
 
 
 def in_common(best: Best | None, candidate: Best) -> tuple[Best | None, Best]:
@@ -301,16 +352,16 @@ def in_common(best: Best | None, candidate: Best) -> tuple[Best | None, Best]:
     return Best(best.round, mean), Best(candidate.round, new)
 
 
-def lower_loss(best: Best | None, candidate: Best) -> Best:
-    """Return the round of the lower loss; where they are equal, of the higher AUROC, or else the later one.
+def better(best: Best | None, candidate: Best) -> Best:
+    """Return the round of the larger value; where they are equal, of the larger `tie`, or else the later one.
 
-    Sites round their losses to a grid (`suture.protocol.egress`), on which a model that still improves
-    stands for several rounds: the first of these would be the worst. AUROC is a mean over classes, which
-    falls between the steps of their grids.
+    Sites round their figures to grids (`suture.protocol.egress`), on which a model that still improves stands
+    for several rounds: the first of these would be the worst. Losses tie more often than AUROCs, whose mean
+    over classes falls between the steps of their grids.
     """
     if best is None or abs(candidate.value - best.value) > _SAME:
         return candidate if best is None or candidate.value > best.value else best
-    return candidate if candidate.auroc >= best.auroc - _SAME else best
+    return candidate if candidate.tie >= best.tie - _SAME else best
 
 
 @validated(frozen=True, config=OPEN)
@@ -319,7 +370,7 @@ class ModelSelection:
 
     Attributes:
         best: by the selection rule of the job.
-        own: by the site's validation loss, where every site has a model of its own.
+        own: by the site's own figure, where every site has a model of its own.
         improved: the round since which none was better; one that is as good may be the best and is no
             improvement.
         by: the selection rule that `best` was found by.
@@ -336,23 +387,23 @@ class ModelSelection:
         better = best is None or seen.value > best.value
         return self._with(candidate, best, seen) if better else self
 
-    def after_losses(self, candidate: Best) -> ModelSelection:
-        """Consider a round that may be the best by the sites' mean validation loss."""
+    def after_sites(self, candidate: Best) -> ModelSelection:
+        """Consider a round that may be the best by the sites' validation figures."""
         best, seen = in_common(self.best, candidate)
-        return self._with(candidate, best, seen) if lower_loss(best, seen) is seen else self
+        return self._with(candidate, best, seen) if better(best, seen) is seen else self
 
     def _with(self, found: Best, best: Best | None, seen: Best) -> ModelSelection:
-        improves = best is None or seen.value > best.value + _SAME or seen.auroc > best.auroc + _SAME
+        improves = best is None or seen.value > best.value + _SAME or seen.tie > best.tie + _SAME
         return replace(self, best=found, improved=found.round if improves else self.improved)
 
     def after_own(self, candidates: Mapping[str, Best]) -> ModelSelection:
-        """Consider a round that may be the best of some sites, by their validation losses.
+        """Consider a round that may be the best of some sites, by their validation figures.
 
         A site that annotates other classes than before begins anew: its models before lack some of them.
         """
         before = {site: self.own[site] for site in candidates.keys() & self.own.keys()}
         kept = {s: one for s, one in before.items() if one.parts.keys() <= candidates[s].parts.keys()}
-        own = {site: lower_loss(kept.get(site), one) for site, one in candidates.items()}
+        own = {site: better(kept.get(site), one) for site, one in candidates.items()}
         return replace(self, own={**self.own, **own})
 
     def restore(

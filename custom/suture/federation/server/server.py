@@ -19,7 +19,7 @@ import torch
 from suture.core.errors import FederationError
 from suture.core.labels import check_sites
 from suture.data.config import SiteConfig
-from suture.federation.plan import Plan, Schedule, needed_sites
+from suture.federation.plan import Plan, Schedule, Selection, needed_sites
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.checks import (
     HeldOut,
@@ -49,7 +49,7 @@ from suture.federation.server.notes import (
 )
 from suture.federation.server.record import LEDGERS, Record, SiteLedgers, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
-from suture.federation.server.selection import ModelSelection
+from suture.federation.server.selection import MEASURED_AT_SITES, UNMEASURED, Best, ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.state_files import Rounds, drop_updates, keep_updates
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext, check_facts, layout_of
@@ -59,9 +59,9 @@ from suture.models.weights import file_digest
 from suture.privacy.masking import Identity
 from suture.privacy.robust import Merged, check_fits, outlying, robustly_merged
 from suture.privacy.secure_aggregation import check_secure
-from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
+from suture.protocol.messages import FEW, MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.packing import Packed
-from suture.protocol.records import Counted, Round, SiteRound
+from suture.protocol.records import Counted, Note, Round, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ class Server:
     @property
     def done(self) -> bool:
         """Whether every round has been committed, or patience has run out."""
-        late = self.schedule.selection == "site_loss"  # a model is measured when the next round is trained
+        late = self.schedule.selection in MEASURED_AT_SITES  # when they train the next round
         over = self.state.standings.over(self.round - late, self.schedule.patience)
         return over or self.round >= self.schedule.rounds
 
@@ -465,13 +465,22 @@ class Server:
     def close_validation(self, missing: Mapping[str, str]) -> None:
         """Select the round whose model is the result.
 
+        By the sites' AUROCs that is the last one where no class of a site has enough images: no site says so
+        before it has measured a model.
+
         Raises:
             FederationError: no validation loss was ever measured.
         """
         self._close(missing)
         self.enter(Stage.IDLE)
         self._note_validation()
-        if self.state.standings.best is None:
+        standings = self.state.standings
+        unmeasured = standings.best is None or standings.best.unmeasured
+        if unmeasured and self.schedule.selection == "site_auroc":
+            last = Best(self.round, UNMEASURED)
+            self.state = replace(self.state, standings=replace(standings, best=last))
+            self.record.note([Note("kept_last", {"fewest": FEW})])
+        elif standings.best is None:
             raise FederationError(
                 "no validation loss was measured, so no round can be selected; give the sites "
                 "validation data (enough for their min_loss and min_count), or resume with selection = "
@@ -511,6 +520,12 @@ class Server:
         """The round whose model is the result."""
         best = self.state.standings.best
         return best.round if best else self.round
+
+    @property
+    def selected_by(self) -> Selection:
+        """The rule that has selected it: the job's, or `last` where no site has measured a round by that."""
+        best = self.state.standings.best
+        return "last" if best and best.unmeasured else self.schedule.selection
 
     def select_model(self) -> GlobalModel:
         """Read the model that predicts of the selected round; where none could be selected, of the last one.
