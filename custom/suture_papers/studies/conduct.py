@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
-from suture_papers.studies.design import Design, Run, Settings, Tuning
+from suture_papers.studies.design import Design, Metric, Run, Settings, Tuning
 from suture_papers.studies.measure import record_test, record_validation
 from suture_papers.studies.plan import register
 from suture_papers.tables.results import ResultStore
@@ -82,10 +83,11 @@ def conduct(design: Design, to: Conduct) -> None:
         ThreadPoolExecutor(to.at_once) as threads,
     ):
 
-        def done(run: Run, what: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        def done(run: Run, what: Callable[[Path, Metric], dict[str, Any]]) -> dict[str, Any]:
             record = to.store.find(run.name)
             if record is None:
-                arguments = (run.job, run.options(to.data_root), to.work / run.name, what)
+                record_run = partial(what, metric=design.study.metric)
+                arguments = (run.job, run.options(to.data_root), to.work / run.name, record_run)
                 record = processes.submit(_run, *arguments).result() | {"row": run.row}
                 to.store.put(run.name, record)
                 to.report(f"{run.name}: {record.get('mean') or max(record['validation'])}")
@@ -171,7 +173,8 @@ def tuned(design: Design, row: str, find: Find) -> Tuned | None:
 
 
 def _tuning_run(design: Design, row: str, tuning: Tuning, k: int, rounds: int, seed: int) -> Run:
-    extra: Settings = {tuning.key: tuning.value(k), "rounds": rounds, "selection": "server_metric"}
+    by = "server_metric" if design.study.metric == "auroc" else "server_balanced_accuracy"
+    extra: Settings = {tuning.key: tuning.value(k), "rounds": rounds, "selection": by}
     return design.run(row, FIRST, seed, extra)
 
 

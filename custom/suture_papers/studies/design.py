@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, field
 from dataclasses import dataclass as plain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -23,6 +23,8 @@ DATA = "{data}"
 
 Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 Settings = dict[str, Value]
+Metric = Literal["auroc", "balanced_accuracy"]
+"""The mean over classes of the AUROC, or of the recall where an image has one class."""
 Whole = Annotated[int, Field(ge=1)]
 
 
@@ -99,6 +101,7 @@ class Study:
         rows: by a short name.
         settings: by a short name.
         tuning: of each row.
+        metric: what is compared.
         set: settings of every run.
         seeds: of the runs in each fold.
         note: what a reader should know besides.
@@ -112,6 +115,7 @@ class Study:
     rows: dict[str, Row]
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
     tuning: Tuning
+    metric: Metric = "auroc"
     set: Settings = field(default_factory=dict)
     seeds: Annotated[tuple[int, ...], Field(min_length=2)] = (1, 2)
     note: str = ""
@@ -171,6 +175,7 @@ class Design:
         content = {
             "control": study.control,
             "primary": study.primary,
+            "metric": study.metric,
             "rows": {key: asdict(row) | {"name": None} for key, row in self.rows.items()},
             "tuning": asdict(study.tuning),
             "seeds": study.seeds,

@@ -89,6 +89,21 @@ def influence(
     return area, np.bincount(owner, moved, patients)
 
 
+def recall_influence(
+    y: ArrayLike, hit: Floats, patient: NDArray[np.intp], patients: int
+) -> tuple[float, Floats] | None:
+    """Return the recall of one class, and the influence of each patient on it, as `influence` does.
+
+    Args:
+        hit: 1 where the class is predicted ``[n]``, else 0.
+    """
+    truth = np.asarray(y, dtype=np.float64) == 1
+    if not truth.any():
+        return None
+    recall = float(hit[truth].mean())
+    return recall, np.bincount(patient[truth], (hit[truth] - recall) / truth.sum(), patients)
+
+
 def _share_below(values: Floats, others: Floats) -> Floats:
     """Return the share of `others` below each value; ties count half."""
     ordered = np.sort(others)

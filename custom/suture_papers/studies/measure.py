@@ -27,7 +27,8 @@ from suture.learning.metrics import Floats
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
-from suture_papers.studies.inference import Measured, influence
+from suture_papers.studies.inference import Measured, influence, recall_influence
+from suture_papers.studies.design import Metric
 from suture_results.saved_models import models_of
 
 UNIT = 1e-5
@@ -86,12 +87,13 @@ def test_run(out: Path) -> Tested:
 test_run.__test__ = False  # type: ignore[attr-defined]
 
 
-def record_test(out: Path) -> dict[str, Any]:
+def record_test(out: Path, metric: Metric = "auroc") -> dict[str, Any]:
     """Return what is stored of a finished run.
 
     Returns:
-        ``auroc`` by class, null where undefined or not learned; ``mean`` over the classes that the test images
-        define, null where one of them was not learned; ``influence`` of each patient on the mean, in units of `UNIT`;
+        ``classes``, the metric of each, null where undefined or not learned; ``mean`` over those that the test
+        images define, null where one of them was not learned; ``influence`` of each patient on the mean, in
+        units of `UNIT`;
         ``test``, a digest of the patients and labels; ``images``; ``hidden``, the share of the labels of the
         training images that their sites do not annotate; and the facts of `record_validation`.
 
@@ -104,9 +106,13 @@ def record_test(out: Path) -> dict[str, Any]:
     moved, defined = np.zeros(len(names)), 0
     for i, name in enumerate(tested.labels):
         y = tested.y[:, i]
-        able = [scores[:, i] for scores in tested.scores if not np.isnan(scores[:, i]).any()]
+        able = [scores for scores in tested.scores if not np.isnan(scores[:, i]).any()]
         # Of several models, those that have learned the class count, as their mean.
-        found = [influence(y, scores, patient, len(names)) for scores in able]
+        if metric == "auroc":
+            found = [influence(y, scores[:, i], patient, len(names)) for scores in able]
+        else:
+            hits = [(np.nanargmax(scores, axis=1) == i).astype(np.float64) for scores in able]
+            found = [recall_influence(y, hit, patient, len(names)) for hit in hits]
         both = [one for one in found if one is not None]
         areas[name] = float(np.mean([area for area, _ in both])) if both else None
         defined += bool((y == 1).any() and (y == 0).any())
@@ -118,21 +124,23 @@ def record_test(out: Path) -> dict[str, Any]:
     every = sum(site["n"]["train"] for site in sites) * len(tested.labels)
     content = repr((tested.labels, tested.patients)).encode() + tested.y.tobytes()
     return {
-        "auroc": {name: None if area is None else round(area, 5) for name, area in areas.items()},
+        "classes": {name: None if area is None else round(area, 5) for name, area in areas.items()},
         "mean": None if mean is None else round(mean, 6),
         "influence": [round(value / UNIT) for value in (moved / max(1, defined)).tolist()],
         "test": hashlib.sha256(content).hexdigest()[:16],
         "images": len(tested.y),
         "hidden": round(1 - sum(site["n"]["train"] * len(site["labels"]) for site in sites) / every, 4),
-        **record_validation(out),
+        **record_validation(out, metric),
     }
 
 
-def record_validation(out: Path) -> dict[str, Any]:
-    """Return the validation AUROC of each round, of the server's images or else the sites', and the seconds."""
+def record_validation(out: Path, metric: Metric = "auroc") -> dict[str, Any]:
+    """Return the validation metric of each round, of the server's images or else the sites' AUROC, and the
+    seconds.
+    """
     history = read_records(out / "history.jsonl")
     found = [line["validation"] for line in history]
-    areas = [one["auroc"] if one["server_auroc"] is None else one["server_auroc"] for one in found]
+    areas = [one["auroc"] if one[f"server_{metric}"] is None else one[f"server_{metric}"] for one in found]
     return {
         "validation": [None if area is None else round(area, 5) for area in areas],
         "seconds": round(sum(line["seconds"] for line in history), 1),
