@@ -23,7 +23,9 @@ def study(
     device: Device = None,
     site_threads: SiteThreads = None,
     amend: Annotated[str | None, typer.Option(help="Why the plan has changed since its first run.")] = None,
-    render: Annotated[bool, typer.Option("--render", help="Only write the pages of the stored runs.")] = False,
+    render: Annotated[
+        bool, typer.Option("--render", help="Only write the pages of the stored runs.")
+    ] = False,
 ) -> None:
     """Compare methods over five folds of patients by a registered plan; continues where it stopped."""
     from suture.core.errors import ConfigError, check_known
@@ -31,7 +33,7 @@ def study(
     from suture_papers.studies.conduct import Conduct, conduct
     from suture_papers.studies.design import known_studies, load_study
     from suture_papers.studies.page import write_pages
-    from suture_papers.tables.results import ResultStore
+    from suture_papers.studies.records import Records
 
     if name is None and not render:
         raise ConfigError(f"name a study, one of {', '.join(known_studies())}; or give --render")
@@ -42,7 +44,7 @@ def study(
             raise ConfigError("give --data-root DIR, the folder of the data sets, or set SUTURE_DATA")
         compute_on(device, site_threads)
         for design in designs.values() if setting is None else [designs[setting]]:
-            store = ResultStore(results / "runs", design.stem)
+            store = Records(results / "runs" / f"{design.stem}.jsonl")
             conduct(design, Conduct(store, work.resolve(), data_root.resolve(), jobs, _report, amend))
     for path in write_pages(results):
         print_line(f"written: {path}")

@@ -21,7 +21,7 @@ from suture.execution.run import run_job
 from suture_papers.studies.design import Design, Metric, Run, Settings, Tuning
 from suture_papers.studies.measure import record_test, record_validation
 from suture_papers.studies.plan import register
-from suture_papers.tables.results import ResultStore
+from suture_papers.studies.records import Record, Records
 
 FIRST = 1
 """The fold whose validation data tune."""
@@ -57,7 +57,7 @@ class Conduct:
         amend: why the plan has changed since its first run; None refuses a changed plan.
     """
 
-    store: ResultStore
+    store: Records
     work: Path
     data_root: Path
     at_once: int
@@ -83,7 +83,7 @@ def conduct(design: Design, to: Conduct) -> None:
         ThreadPoolExecutor(to.at_once) as threads,
     ):
 
-        def done(run: Run, what: Callable[[Path, Metric], dict[str, Any]]) -> dict[str, Any]:
+        def done(run: Run, what: Callable[[Path, Metric], dict[str, Any]]) -> Record:
             record = to.store.find(run.name)
             if record is None:
                 record_run = partial(what, metric=design.study.metric)
@@ -123,10 +123,10 @@ def _run(job: str, options: list[str], out: Path, record: Callable[[Path], dict[
     return found
 
 
-Find = Callable[[Run], Mapping[str, Any] | None]
+Find = Callable[[Run], Record | None]
 
 
-def stored(store: ResultStore) -> Find:
+def stored(store: Records) -> Find:
     """Return what finds the stored record of a run."""
     return lambda run: store.find(run.name)
 

@@ -170,7 +170,11 @@ class Design:
         return Run(row, self.study.job, settings)
 
     def plan(self) -> dict[str, Any]:
-        """Return all that decides the runs and how they are judged; titles and notes are left out."""
+        """Return all that decides the runs and how they are judged; titles and notes are left out.
+
+        Raises:
+            ConfigError: the job is no file of TOML, whose settings could be compared.
+        """
         study, setting = self.study, self.study.settings[self.key]
         content = {
             "control": study.control,
@@ -237,5 +241,7 @@ def load_study(name: str) -> dict[str, Design]:
         check_known(f"row in {where} of {path}", row, study.rows)
     for key, row in study.rows.items():
         if row.like and study.rows[row.like].like:
-            raise ConfigError(f"{path}: row {key!r} is tuned like {row.like!r}, which is not tuned; name another")
+            raise ConfigError(
+                f"{path}: row {key!r} is tuned like {row.like!r}, which is not tuned; name another"
+            )
     return {key: Design(path.stem, study, key) for key in study.settings}

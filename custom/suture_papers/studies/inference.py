@@ -136,7 +136,7 @@ def difference(
         n, patients = each.shape
         moved = float((each.mean(axis=0) ** 2).sum())
         scatter = float(each.var(axis=0).sum()) / (n - 1) if n > 1 else 0.0
-        by_patients += max(0.0, moved - scatter) * patients / max(1, patients - 1)
+        by_patients += (moved - scatter) * patients / max(1, patients - 1)
         shifts.append(float(pairs.mean()))
         within += float(pairs.var()) * n
         spare += n - 1
@@ -144,7 +144,7 @@ def difference(
     if not folds or any(math.isnan(shift) for shift in shifts):
         return Difference(*[math.nan] * 4, tuple(shifts), math.nan)
     value = float(np.mean(shifts))
-    by_patients /= len(folds) ** 2
+    by_patients = max(0.0, by_patients) / len(folds) ** 2
     by_seeds = within / spare / runs if spare else 0.0
     error = math.sqrt(by_patients + by_seeds)
     if error == 0.0:
@@ -154,4 +154,3 @@ def difference(
     reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
     p = float(2 * stats.t.sf(abs(value) / error, freedom))
     return Difference(value, value - reach, value + reach, p, tuple(shifts), error)
-

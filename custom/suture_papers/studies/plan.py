@@ -13,7 +13,7 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.validation import flat
 from suture_papers.studies.design import Design
-from suture_papers.tables.results import ResultStore
+from suture_papers.studies.records import Records
 
 PLAN = "plan"
 """The name of its record."""
@@ -25,7 +25,7 @@ def digest(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def register(design: Design, store: ResultStore, amend: str | None = None) -> None:
+def register(design: Design, store: Records, amend: str | None = None) -> None:
     """Store the plan before the first run, or check that it is still the stored one.
 
     Args:

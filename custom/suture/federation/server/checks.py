@@ -133,7 +133,7 @@ class HeldOut:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
         of their mean.
 
-        A class with fewer than `messages.FEW` positives or negatives moves the mean by chance, so that it is left out
+        A class with fewer than ten positives or negatives moves the mean by chance, so that it is left out
         where another has enough.
         """
         part, logits, labels, names = self._predict(model, "validation")
