@@ -1,4 +1,4 @@
-"""The runs of a study: each row is tuned on fold 1, then trained in every fold; what is stored is not run again."""
+"""The runs of a study: each row is tuned on fold 1, then trained in every fold. What is stored is not run."""
 
 from __future__ import annotations
 

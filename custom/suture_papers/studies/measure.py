@@ -1,7 +1,7 @@
 """What is stored of a finished run of a study: AUROC by class, and the influence of each test patient.
 
-Scores of 2,500 images and 14 classes would be 140 kB a run and tell of patients. Influences are 3 kB, carry no
-name, and are all that the comparison of two runs on the same patients needs.
+Scores of 2,500 images and 14 classes would be 140 kB a run and tell of patients. Influences are 3 kB, carry
+no name, and are all that the comparison of two runs on the same patients needs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from suture.learning.metrics import Floats
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
-from suture_papers.studies.inference import Measured, influence, recall_influence
 from suture_papers.studies.design import Metric
+from suture_papers.studies.inference import Measured, influence, recall_influence
 from suture_results.saved_models import models_of
 
 UNIT = 1e-5
@@ -91,11 +91,11 @@ def record_test(out: Path, metric: Metric = "auroc") -> dict[str, Any]:
     """Return what is stored of a finished run.
 
     Returns:
-        ``classes``, the metric of each, null where undefined or not learned; ``mean`` over those that the test
-        images define, null where one of them was not learned; ``influence`` of each patient on the mean, in
-        units of `UNIT`;
-        ``test``, a digest of the patients and labels; ``images``; ``hidden``, the share of the labels of the
-        training images that their sites do not annotate; and the facts of `record_validation`.
+        ``classes``, the metric of each, null where undefined or not learned; ``mean`` over those that the
+        test images define, null where one of them was not learned; ``influence`` of each patient on the
+        mean, in units of `UNIT`; ``test``, a digest of the patients and labels; ``images``; ``hidden``, the
+        share of the labels of the training images that their sites do not annotate; and the facts of
+        `record_validation`.
 
     Raises:
         SutureError: as `test_run`.

@@ -141,10 +141,10 @@ def _protocol(outcome: Outcome) -> str:
         f"Data: {study.data}. {outcome.images:,} images are tested, each once in each method and seed. "
         f"{outcome.hidden:.0%} of the labels of the training images are hidden, because their site does not "
         "annotate the class.",
-        f"Runs: five folds by patient, seeds {', '.join(map(str, study.seeds))} in each. The model of the last "
-        "round is tested; where models stay at sites, each site keeps the one of its lowest validation loss.",
-        f"Tuning: each method tunes {tuning.key} and the number of rounds on the validation images of fold 1, "
-        f"by the mean of {len(tuning.seeds)} seeds. Values lie a factor of {tuning.ratio:.3g} apart around "
+        f"Runs: five folds by patient, seeds {', '.join(map(str, study.seeds))} in each. The model of the "
+        "last round is tested. A model that stays at its site is that of the lowest validation loss there.",
+        f"Tuning: each method tunes {tuning.key} and the number of rounds on the validation images of fold "
+        f"1, by the mean of {len(tuning.seeds)} seeds. Values lie a factor of {tuning.ratio:.3g} apart about "
         f"{tuning.start:g} and are extended until the best is inside. The server holds the validation images "
         "with all labels; a class with fewer than ten positives or negatives among them does not count.",
         "Interval: influence functions of the cross-validated AUROC, summed by patient (LeDell et al. 2015), "
@@ -175,7 +175,7 @@ _TOP, _EACH = 6.0, 26.0
 
 
 def forest(outcome: Outcome) -> Chart:
-    """Return a plot of each row's difference from the control: interval and folds; significant ones in colour."""
+    """Return a plot of each row's difference from the control: interval, folds, in colour if significant."""
     study, lines = outcome.design.study, _sorted(
         {row: line for row, line in outcome.lines.items() if not outcome.design.rows[row].single}
     )  # fmt: skip
@@ -231,7 +231,7 @@ def hidden_labels(outcomes: Sequence[Outcome]) -> Chart:
 
 
 def leaderboard(outcomes: Sequence[Outcome]) -> str:
-    """Return the page of all methods in all studies: a heat map, coloured where a difference is significant."""
+    """Return the page of all methods in all studies: a heat map, in colour where significant."""
     rows = _ranked(outcomes)
     heads = "".join(
         f'<th scope="col"><a href="{o.design.stem}.html">{escape(o.design.study.title)}</a>'
@@ -248,7 +248,8 @@ def leaderboard(outcomes: Sequence[Outcome]) -> str:
         "A dot was not run. Hover over a cell for its interval; the page of each study has the protocol. "
         "[`leaderboard.json`](leaderboard.json) has all values."
     )
-    table = f'<div class="board">\n<table>\n<thead><tr><th></th>{heads}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>'
+    head = f"<thead><tr><th></th>{heads}</tr></thead>"
+    table = f'<div class="board">\n<table>\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>'
     return f"{GENERATED}# Leaderboard\n\n{text}\n\n{table}\n"
 
 

@@ -1,4 +1,4 @@
-"""Cross-validated AUROC: influences by hand, the difference of two methods, and the coverage of its interval."""
+"""Cross-validated AUROC: influences by hand, the difference of two methods, the coverage of its interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_influences_of_four_images_by_hand() -> None:
     assert found is not None
     area, moved = found
     assert area == 0.75
-    # Positives move it by (1 - .75) / 2 and (.5 - .75) / 2; negatives, with .5 and 1 above, by -.125 and .125.
+    # Positives move it by (1 - .75) / 2 and (.5 - .75) / 2; negatives, with .5 and 1 above, by -.125, .125.
     assert moved.tolist() == [0.125, -0.25, 0.125]
 
 
