@@ -71,8 +71,8 @@ def conduct(table: Table, session: Session, at_once: int) -> None:
             if tried[run.name].validation is None:
                 raise ConfigError(
                     f"row {run.row!r}: its run {run.name} has no validation figure to tune "
-                    f"{table.preset.tune.key} by; give the validation data positives and negatives of a class "
-                    "that the row trains, or let the preset skip the row"
+                    f"{table.preset.tune.key} by; give the validation data positives and negatives of a "
+                    "class that the row trains, or let the preset skip the row"
                 )
     do_runs(final_runs(table, choose(table, session.store)), session, at_once)
 
@@ -90,8 +90,8 @@ def _check_data(table: Table, session: Session) -> None:
     used, root = [path for run in runs for path in run.paths()], session.data_root
     if used and (root is None or not root.is_dir()):
         raise ConfigError(
-            f"this preset reads {used[0]}, and the data root is {root or 'not given'}; give the folder of the "
-            "data sets with --data-root DIR, or set SUTURE_DATA"
+            f"this preset reads {used[0]}, and the data root is {root or 'not given'}; give the folder of "
+            "the data sets with --data-root DIR, or set SUTURE_DATA"
         )
     lacking: dict[Path, dict[str, None]] = {}
     for run in runs:

@@ -27,7 +27,7 @@ def draw(outcome: Outcome) -> bytes:
 
 
 def _curves(outcome: Outcome) -> list[Chart]:
-    """Return a panel for each task, with a line for each row: the AUROC after each epoch, mean and SD over runs.
+    """Return a panel for each task, with a line for each row: mean and SD of the AUROC after each epoch.
 
     Source: Zhang et al. 2021, Fig. 4.
     """

@@ -20,7 +20,7 @@ from suture_papers.tables.tuned_columns import show_settings, task_cells
 from suture_papers.tables.verdict import verdict
 from suture_results.formatting import count
 
-_MARKS = "Marks: ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)."
+_MARKS = "Marks: ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal."
 
 _PAIRS = {
     "runs": ("seeds", "runs of the same seed"),
@@ -81,9 +81,9 @@ def section(outcome: Outcome, name: str) -> Iterator[str]:
     yield f"{table.spec.title} ({table.spec.source})."
     yield verdict(outcome)
     yield f"![{_of_figure(table)}]({stem}.svg)"
-    yield from (_grid(main), main.caption, *main.notes)
+    yield from (show_grid(main), main.caption, *main.notes)
     for grid in _closer(outcome):
-        yield from _folded(grid.caption, _grid(grid), *grid.notes)
+        yield from _folded(grid.caption, show_grid(grid), *grid.notes)
     facts = "\n".join(f"- {key}: {text}" for key, text in preamble(outcome, name))
     yield from _folded("How it was run", facts)
 
@@ -92,7 +92,8 @@ def _folded(summary: str, *parts: str) -> tuple[str, ...]:
     return (f'<details markdown="1">\n<summary>{summary}</summary>', *parts, "</details>")
 
 
-def _grid(table: Grid) -> str:
+def show_grid(table: Grid) -> str:
+    """Return a table as Markdown."""
     classes = table.heads[0] == "class"
     rows = [[targets.markdown(row[0]), *row[1:]] if classes else row for row in table.rows]
     grid = [table.heads, ["---"] * len(table.heads), *rows]
@@ -106,7 +107,7 @@ def _of_figure(table: Table) -> str:
         return "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD"
     if table.spec.series:
         return f"Means by {table.spec.series.label}, a line for each method; marks against {reference}"
-    return f"Means, with a dot for each run; marks against {reference}"
+    return f"Means and single runs, with marks against {reference}"
 
 
 def _closer(outcome: Outcome) -> list[Grid]:
@@ -176,11 +177,7 @@ def _task_table(outcome: Outcome) -> Grid:
     """Return the table of every figure of each task that models were fine-tuned on."""
     spec = outcome.table.spec
     heads = ["task", "method", *show_settings(spec).values(), "trained on / tested on"]
-    goal = (
-        ""
-        if spec.goal is None
-        else f"; epochs until the AUROC reaches the final mean of {spec.rows[spec.goal].name}"
-    )
+    goal = "" if spec.goal is None else f"; epochs to the final mean AUROC of {spec.rows[spec.goal].name}"
     return Grid(f"Each task: mean ± SD over fine-tuning runs{goal}", heads, task_cells(outcome))
 
 
@@ -194,7 +191,7 @@ def class_table(outcome: Outcome, column: Column) -> Grid:
 
     def cell(row: str, name: str) -> str:
         own = f"{areas[row][name]:.3f}" if name in areas[row] else DASH
-        return f"{own} ({printed[row][name]})" if name in printed.get(row, {}) else own
+        return f"{own} · {printed[row][name]}" if name in printed.get(row, {}) else own
 
     cells = [[name, *(cell(row, name) for row in rows)] for name in names]
     heads = ["class", *(row.name for row in rows.values())]
@@ -202,7 +199,7 @@ def class_table(outcome: Outcome, column: Column) -> Grid:
     what = "Recall" if column.metric == "recall" else "AUROC"
     lacking = any(cell.startswith(DASH) for row in cells for cell in row)
     notes = [f"{DASH} not run, not trained, or without positive or negative test images"] if lacking else []
-    published = f"; in brackets what the paper printed ({by_class.source})" if by_class else ""
+    published = f"; after a dot what the paper printed ({by_class.source})" if by_class else ""
     return Grid(f"{what} of each class{where}, mean over the runs{published}", heads, cells, notes)
 
 
