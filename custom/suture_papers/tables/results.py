@@ -73,7 +73,7 @@ class ResultStore:
         except ValueError as error:
             raise DataError(f"result {name}: {error}; write an undefined number as null") from error
         with hold(self.folder / ".lock", _LOCK_SECONDS):
-            lines = {**_lines(self.path), name: line}
+            lines = {**_parse(self.path), name: line}  # anew: two versions may be of one time and size
             atomic_write(self.path, "".join(f"{lines[key]}\n" for key in sorted(lines)).encode())
 
 
@@ -82,11 +82,15 @@ def _lines(path: Path) -> Mapping[str, str]:
     if not path.exists():
         return {}
     now = path.stat()
-    return _parse(path, now.st_mtime_ns, now.st_size, now.st_ino)
+    return _parse_version(path, now.st_mtime_ns, now.st_size, now.st_ino)
 
 
 @lru_cache(maxsize=256)
-def _parse(path: Path, *_version: int) -> Mapping[str, str]:
+def _parse_version(path: Path, *_version: int) -> Mapping[str, str]:
+    return _parse(path)
+
+
+def _parse(path: Path) -> Mapping[str, str]:
     lines: dict[str, str] = {}
     # Not splitlines(): JSON may hold U+2028, which that takes for the end of a line.
     for number, raw in enumerate(_content(path).split(b"\n"), 1):
@@ -110,6 +114,8 @@ def _parse(path: Path, *_version: int) -> Mapping[str, str]:
 def _content(path: Path) -> bytes:
     try:
         return read_regular(path)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}; move it elsewhere") from error
 
