@@ -1,4 +1,4 @@
-"""The pages that tests look at: reports of small, large, failed and deciding runs; a table; atlases."""
+"""The pages that tests look at: reports of small, large, failed and deciding runs; atlases."""
 
 from __future__ import annotations
 
@@ -18,25 +18,19 @@ from example_run import (
     write_large_run,
     write_run,
 )
-from stored_by_hand import result, store, table_spec
 from suture.core.labels import LabelSet
 from suture.core.ontology import Atlas, Decision
 from suture.core.vocabulary import read_word_list
 from suture.data.table import Table
-from suture_papers.tables.outcome import collect
-from suture_papers.tables.render import write_tables
-from suture_papers.tables.runs import final_runs
 from suture_prepare.atlas_page import write_atlas_page
 from suture_prepare.study_labels import study_lists
 from suture_results.report import write_report
 
-PAGES = ("small", "large", "failed", "decided", "table", "atlas", "large atlas")
+PAGES = ("small", "large", "failed", "decided", "atlas", "large atlas")
 
 
 def write_page(name: str, folder: Path) -> Path:
     """Write one of `PAGES` and return its path."""
-    if name == "table":
-        return _table(folder)
     if name.endswith("atlas"):
         return _atlas(folder, 24 if name.startswith("large") else 4)
     if name == "decided":
@@ -74,12 +68,3 @@ def atlas_table(names: list[str], rows: int) -> Table:
     y = np.resize(np.array([0, 1, np.nan, 0, 0, np.nan, 1], np.float32), (rows, len(names)))
     every = tuple(map(str, range(rows)))
     return Table(LabelSet.of(names), every, every, y, ("train",) * rows, Path())
-
-
-def _table(folder: Path) -> Path:
-    spec = table_spec()
-    table = spec.preset(None)
-    for k, run in enumerate(final_runs(table, {})):
-        result(run, folder / "runs", {"A": 0.7 + 0.03 * (k % 2) + 0.01 * k, "B": 0.6 + 0.01 * k})
-    outcome = collect(table, store(folder / "runs"))
-    return next(p for p in write_tables(outcome, folder, "x") if p.suffix == ".html")

@@ -57,7 +57,7 @@ from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
 from suture_papers.tables.cells import Grid
-from suture_papers.tables.render import markdown
+from suture_papers.tables.render import markdown, show_grid
 from suture_prepare.description import Discovery
 from suture_prepare.label_discovery import discover_labels
 from suture_prepare.new_study import as_toml
@@ -348,7 +348,7 @@ def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
 
 def test_the_page_of_a_table() -> None:
     rows = [[name, "0.9"] for name in NAMES]
-    assert_markdown_shows(markdown("a title", "said", [], [Grid("AUROC", ["class", "a"], rows, [])]), NAMES)
+    assert_markdown_shows(markdown([show_grid(Grid("AUROC", ["class", "a"], rows))]), NAMES)
 
 
 # Tables

@@ -45,7 +45,7 @@ def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> N
     )
     entries = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
     ranks = {entry["location"].split("#")[0]: entry.get("boost", 1) for entry in entries}
-    assert ranks["results/nih_shared.html"] < ranks["reference/commands.html"] < ranks["data.html"]
+    assert ranks["results/fedlsm.html"] < ranks["reference/commands.html"] < ranks["data.html"]
 
 
 def links(text: str) -> Iterator[str]:

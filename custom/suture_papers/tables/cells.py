@@ -174,8 +174,6 @@ def why_undefined(spec: TableSpec, row: str, results: Sequence[Result], column: 
     if any(mean_of(spec, row, result, column) is not None for result in results):
         return ""
     for result in results:
-        if column.test in result.untested:
-            return f"the data of the test were missing: {result.untested[column.test]}"
         if areas_of(spec, row, result, column) is None:
             return "no model was trained on every class of the column"
     return (

@@ -22,12 +22,12 @@ from suture.core.errors import check_known
 from suture.core.files import read_toml
 from suture.core.validation import STRICT, parse
 from suture_papers.tables.cells import DASH, mean_of
-from suture_papers.tables.loading import load_spec
+from suture_papers.tables.loading import load_spec, paper_of
 from suture_papers.tables.outcome import Outcome, collect
 from suture_papers.tables.render import stem_of
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.spec import Column, Table
-from suture_papers.tables.statistics import corrected_resampled, runs_needed
+from suture_papers.tables.statistics import Difference, corrected_resampled, runs_needed
 from suture_papers.tables.tuned_columns import goal_of, values_of_task
 
 Verdict = Literal["confirmed", "equivalent", "refuted", "open"]
@@ -105,18 +105,12 @@ class Decision:
     """What is known of a claim.
 
     Attributes:
-        pairs: how many differences there are, of runs of one seed or of fine-tunings on one random split.
-        difference, low, high: their mean and its 95 % interval; NaN where undefined.
-        detectable: the smallest difference that such an interval would show with a power of 80 %.
-        needed: with how many pairs that difference would be the margin; see `runs_needed`.
+        difference: over pairs, of runs of one seed or of fine-tunings on one random split.
+        needed: with how many pairs the detectable difference would be the margin; see `runs_needed`.
         verdict: see `verdict`.
     """
 
-    pairs: int
-    difference: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    detectable: float = math.nan
+    difference: Difference
     needed: int | None = None
     verdict: Verdict = "open"
 
@@ -196,11 +190,11 @@ def decision(values: Sequence[float], margin: float, expects: str, tested: float
         tested: of fine-tunings on overlapping random splits, documents tested on over documents trained on:
             the variance is s² (1/n + tested) then (Nadeau and Bengio, Machine Learning 2003, Sec. 3).
     """
-    d = corrected_resampled(values, tested, 1.0)
+    d = corrected_resampled(values, tested)
     if d.n < LEAST_PAIRS:
-        return Decision(d.n, d.mean)
+        return Decision(Difference(d.n, d.mean))
     needed = None if math.isnan(d.spread) else runs_needed(d.spread, tested, margin)
-    return Decision(d.n, d.mean, d.low, d.high, d.detectable, needed, verdict(d.low, d.high, margin, expects))
+    return Decision(d, needed, verdict(d.low, d.high, margin, expects))
 
 
 def verdict(low: float, high: float, margin: float, expects: str) -> Verdict:
@@ -242,21 +236,23 @@ def page_of(path: Path, runs: Path) -> str:
 
 def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
     """Return the row of a claim; without an interval, the column of pairs has the reason."""
-    few = {0: "not run", 1: "a single run"}.get(found.pairs, f"{found.pairs} runs")
-    interval = f" ({_with_sign(found.low)} to {_with_sign(found.high)})"
-    undefined = math.isnan(found.low)
-    places = [(study.find()[0], study.table) for study in claim.studies]
-    pages = dict.fromkeys(stem_of(table, Path(name).stem) for table, name in places)
+    d = found.difference
+    few = {0: "not run", 1: "a single run"}.get(d.n, f"{d.n} runs")
+    interval = f" ({_with_sign(d.low)} to {_with_sign(d.high)})"
+    undefined = math.isnan(d.low)
+    places = {stem_of(study.find()[0], Path(study.table).stem): study.table for study in claim.studies}
     cells = [
         f"{claim.says} ({claim.place})",
         claim.printed,
-        f"{_with_sign(found.difference)}{'' if undefined else interval}{' †' if earlier else ''}",
-        few if undefined else str(found.pairs),
-        DASH if math.isnan(found.detectable) else f"{found.detectable:.3f}",
+        f"{_with_sign(d.mean)}{'' if undefined else interval}{' †' if earlier else ''}",
+        few if undefined else str(d.n),
+        DASH if math.isnan(d.detectable) else f"{d.detectable:.3f}",
         DASH if found.needed is None else str(found.needed),
         f"{margin:g}",
         "open" if found.verdict == "open" else f"**{found.verdict}**",
-        ", ".join(f"[{page}]({page}.md)" if found.pairs else page for page in pages),
+        ", ".join(
+            f"[{stem}]({paper_of(name).name}.md#{stem})" if d.n else stem for stem, name in places.items()
+        ),
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -18,31 +18,11 @@ from suture_papers.tables.spec import DATA, ExternalTest
 from suture_results.saved_models import Evaluated, evaluate, models_of
 
 
-def absent_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> dict[str, str]:
-    """Return the tests whose table or images are absent, each with the path that was looked for.
-
-    The paths are with ``{data}``.
-
-    Raises:
-        ConfigError: the data of a test are described wrongly.
-    """
-    found = {}
-    for name, test in tests.items():
-        data = site_config(name, test, Path(), data_root).data
-        for key, path in (("root", data.root), ("table", data.table)):
-            if not path.exists():
-                found[name] = str(test.data.get(key) or _describe_unfilled(path, data_root))
-    return found
-
-
 def check_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> None:
     """Read the table of every test, before anything is trained.
 
-    Args:
-        tests: those whose data are there.
-
     Raises:
-        DataError: one cannot be read; names the test.
+        DataError: one is absent or cannot be read; names the test.
     """
     for name, test in tests.items():
         try:
@@ -57,7 +37,6 @@ def test_models(
     """Measure the models of a finished run on test sets; returns what `Result.tests` holds.
 
     Args:
-        tests: those whose data are there.
         out: the folder of the run.
         work: the folder where decoded test images are cached, for all runs.
 
@@ -126,10 +105,6 @@ def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | Non
         filled |= {"table": zipped} if zipped.exists() else {}
     data = parse_data(filled, f"tests.{name}.data")
     return SiteConfig(data=data, storage=StorageConfig(state=work, cache=work / "tests"))
-
-
-def _describe_unfilled(path: Path, data_root: Path | None) -> str:
-    return str(path) if data_root is None else str(path).replace(str(data_root), DATA)
 
 
 def _fill(value: Any, data_root: Path | None) -> Any:

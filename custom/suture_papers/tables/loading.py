@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from suture.core.entry_points import find_entry_points, load
@@ -13,16 +14,54 @@ from suture.core.validation import parse
 from suture_papers.tables.spec import TableSpec
 
 
-def known_tables() -> dict[str, Path]:
-    """Return the files of tables by name: those in ``tables/`` of each package of the entry points.
+@dataclass(frozen=True)
+class Paper:
+    """Tables that stand on one page.
+
+    Attributes:
+        name, title: of the page.
+        tables: files by name.
+    """
+
+    name: str
+    title: str
+    tables: Mapping[str, Path]
+
+
+def papers() -> list[Paper]:
+    """Return the packages of the entry points, with the files in their ``tables/``.
+
+    The docstring of a package, up to a colon, is the title.
 
     Raises:
         ConfigError: one of these packages cannot be imported.
     """
-    named = (point for points in find_entry_points("suture.tables").values() for point in points)
-    packages = [load(point, "tables", "a package", inspect.ismodule) for point in named]
-    files = (path for package in packages for path in Path(package.__file__).parent.glob("tables/*.toml"))
-    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+    found = []
+    for point in (point for points in find_entry_points("suture.tables").values() for point in points):
+        package = load(point, "tables", "a package", inspect.ismodule)
+        folder = Path(package.__file__).parent
+        title = (package.__doc__ or folder.name).partition(":")[0].strip().removesuffix(".")
+        files = {path.stem: path for path in sorted(folder.glob("tables/*.toml"))}
+        found.append(Paper(folder.name, title, files))
+    return found
+
+
+def known_tables() -> dict[str, Path]:
+    """Return the files of all tables by name."""
+    return dict(sorted((name, path) for paper in papers() for name, path in paper.tables.items()))
+
+
+def paper_of(name: str) -> Paper:
+    """Return the paper of a table; a table that is named by its path has a page of its own.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    for paper in papers():
+        if name in paper.tables:
+            return paper
+    path = Path(name)
+    return Paper(path.stem, load_spec(name).title, {path.stem: path})
 
 
 def load_spec(name: str) -> TableSpec:
@@ -53,8 +92,6 @@ def _check(spec: TableSpec, path: Path) -> None:
         )
     _check_steady(spec, path)
     _check_tasks(spec, path)
-    _check_plots(spec, path)
-    _check_plan(spec, path)
 
 
 def _check_rows(spec: TableSpec, path: Path) -> None:
@@ -65,10 +102,7 @@ def _check_rows(spec: TableSpec, path: Path) -> None:
     """
     used: dict[str, Mapping[str, object] | tuple[str, ...]] = {"reference": (spec.reference,)}
     if spec.by_class is not None:
-        used |= {
-            "by_class.rows": spec.by_class.rows,
-            "by_class.published": spec.by_class.published,
-        }
+        used["by_class.published"] = spec.by_class.published
     if spec.goal is not None:
         used["goal"] = (spec.goal,)
     for name, preset in spec.presets.items():
@@ -142,42 +176,3 @@ def _check_tasks(spec: TableSpec, path: Path) -> None:
             raise ConfigError(f"{path}: preset {name!r} skips the goal {spec.goal!r}; let it run")
     if tuned and spec.series:
         raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')
-
-
-def _check_plan(spec: TableSpec, path: Path) -> None:
-    """Check that a study can be judged as its plan says, and that all rows tune equally much.
-
-    Raises:
-        ConfigError: it has a series, pairs other than runs, a single seed or no control; or a row tries more
-            or fewer values than a preset.
-    """
-    for name, preset in spec.presets.items():
-        for key, row in spec.rows.items():
-            if row.tune and not preset.tune:
-                raise ConfigError(f"{path}: row {key!r} has a tune, but preset {name!r} has none; write one")
-            if row.tune and preset.tune and len(row.tune.values) != len(preset.tune.values):
-                raise ConfigError(
-                    f"{path}: row {key!r} tries {len(row.tune.values)} values, preset {name!r} "
-                    f"{len(preset.tune.values)}; give all rows the same budget"
-                )
-        if spec.plan and spec.reference in preset.skip:
-            raise ConfigError(f"{path}: preset {name!r} skips the control {spec.reference!r}; let it run")
-        if spec.plan and len(preset.seeds) < 2:
-            raise ConfigError(f"{path}: preset {name!r} of a study needs two seeds or more")
-    if spec.plan and (spec.series or spec.pairs != "runs" or any(p.pairs for p in spec.presets.values())):
-        raise ConfigError(f"{path}: a study compares runs of the same seed; remove series and pairs")
-
-
-def _check_plots(spec: TableSpec, path: Path) -> None:
-    """Check the tests and rows of further plots.
-
-    Raises:
-        ConfigError: one of them does not exist, or there is a run for each value of a series.
-    """
-    for name, plot in spec.drawings.items():
-        for source in plot.sources:
-            check_known(f"test in sources of plot {name!r} of {path}", source, spec.tests)
-        if plot.row is not None and plot.row not in spec.rows:
-            raise unknown(f"row of plot {name!r} of {path}", plot.row, spec.rows)
-        if plot.row is not None and spec.series:
-            raise ConfigError(f"{path}: plot {name!r} needs one model, but a series has several; remove it")

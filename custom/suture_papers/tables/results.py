@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,59 +18,54 @@ from suture.learning.metrics import mean_defined
 from suture_papers.tables.runs import Run
 from suture_papers.tables.spec import DATA
 
-log = logging.getLogger(__name__)
-
 _LOCK_SECONDS = 60.0
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)
 class ResultStore:
-    """Records in JSON Lines files, one file for each table, one record a line, sorted by name.
-
-    Tables share runs, so a record is looked for in every file of the folder. A new record goes into the
-    file of the table. Processes may read and write at the same time. What is damaged in the file of
-    another table is logged and passed over: it need not stop this one.
+    """Records in a JSON Lines file, one a line, sorted by name. Processes may read and write at once.
 
     Attributes:
-        folder: that holds the files, ``TABLE.jsonl``.
-        table: the name of the file that new records are written to.
+        folder: of the files.
+        table: what the records are of; their file is ``TABLE.jsonl``.
     """
 
     folder: Path
     table: str
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / f"{self.table}.jsonl"
+
     def find(self, name: str) -> dict[str, Any] | None:
         """Return the record of that name, without the name; None if there is none.
 
         Raises:
-            DataError: the table's own file is damaged.
+            DataError: the file is damaged; names the line and the remedy.
         """
-        line = _store(self.file_of(name)).lines.get(name)
+        line = _lines(self.path).get(name)
         if line is None:
             return None
         record: dict[str, Any] = json.loads(line)
         del record["name"]
         return record
 
-    def file_of(self, name: str) -> Path:
-        """Return the file that holds the record of that name; the table's own file if none does.
+    def holder(self, name: str) -> ResultStore:
+        """Return the store of the folder that has the record, because tables share runs; by default this one.
 
         Raises:
-            DataError: as `find`.
+            DataError: as `find`, of any file of the folder.
         """
-        own = self.folder / f"{self.table}.jsonl"
-        if name in _whole(_store(own)):
-            return own
-        others = (path for path in sorted(self.folder.glob("*.jsonl")) if path != own)
-        return next((path for path in others if name in _passable(_store(path))), own)
+        paths = [self.path, *sorted(self.folder.glob("*.jsonl"))]
+        return next((ResultStore(self.folder, p.stem) for p in paths if name in _lines(p)), self)
 
     def put(self, name: str, record: Mapping[str, Any]) -> None:
-        """Add a record, or replace the one of that name, in whichever file holds it.
+        """Add a record, or replace the one of that name.
 
         Raises:
-            DataError: as `find`, or the file that holds the record is damaged, or a number of the record is
-                not finite.
+            DataError: as `find`, or a number of the record is not finite.
             SutureError: another process holds the folder's lock for longer than a minute.
         """
         try:
@@ -79,99 +73,51 @@ class ResultStore:
         except ValueError as error:
             raise DataError(f"result {name}: {error}; write an undefined number as null") from error
         with hold(self.folder / ".lock", _LOCK_SECONDS):
-            path = self.file_of(name)
-            lines = {**_whole(_parse(path)), name: line}
-            atomic_write(path, "".join(f"{lines[key]}\n" for key in sorted(lines)).encode())
+            lines = {**_parse(self.path), name: line}  # anew: two versions may be of one time and size
+            atomic_write(self.path, "".join(f"{lines[key]}\n" for key in sorted(lines)).encode())
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """What could be read of a file.
-
-    Attributes:
-        lines: by the names of their records.
-        fault: the first thing that could not be read, and the remedy; None if everything could.
-    """
-
-    lines: Mapping[str, str]
-    fault: str | None = None
-
-
-def _whole(stored: _Stored) -> Mapping[str, str]:
-    """Return the lines of a file that has to be undamaged: rewritten without a line, it would lose it."""
-    if stored.fault:
-        raise DataError(stored.fault)
-    return stored.lines
-
-
-def _passable(stored: _Stored) -> Mapping[str, str]:
-    """Return the lines of a file that can be read, and warn of the others."""
-    if stored.fault:
-        _warn(stored.fault)
-    return stored.lines
-
-
-@lru_cache(maxsize=256)
-def _warn(fault: str) -> None:
-    """Log a fault once, though every run is looked for in every file."""
-    log.warning("skipped: %s", fault)
-
-
-def _store(path: Path) -> _Stored:
-    """Return what a file holds; parses again only a file that has changed."""
-    try:
-        now = path.stat()
-    except OSError:
-        return _parse(path)
+def _lines(path: Path) -> Mapping[str, str]:
+    """Return the lines of a file by the names of their records; parses again only a file that has changed."""
+    if not path.exists():
+        return {}
+    now = path.stat()
     return _parse_version(path, now.st_mtime_ns, now.st_size, now.st_ino)
 
 
 @lru_cache(maxsize=256)
-def _parse_version(path: Path, *_version: int) -> _Stored:
+def _parse_version(path: Path, *_version: int) -> Mapping[str, str]:
     return _parse(path)
 
 
-def _parse(path: Path) -> _Stored:
-    try:
-        content = read_regular(path)
-    except FileNotFoundError:
-        return _Stored({})
-    except OSError as error:
-        return _Stored({}, f"{path} cannot be read: {error}; move it elsewhere, and its runs are done again")
-    return _read_lines(path, content)
-
-
-def _read_lines(path: Path, content: bytes) -> _Stored:
-    lines: dict[str, tuple[int, str]] = {}
-    faults, twice = [], set()
+def _parse(path: Path) -> Mapping[str, str]:
+    lines: dict[str, str] = {}
     # Not splitlines(): JSON may hold U+2028, which that takes for the end of a line.
-    for number, raw in enumerate(content.split(b"\n"), 1):
+    for number, raw in enumerate(_content(path).split(b"\n"), 1):
         try:
-            if not (line := raw.decode("utf-8-sig").strip()):
+            if not (line := raw.decode().strip()):
                 continue
-            name = _name(line)
+            name = json.loads(line, parse_constant=_refuse_constant)["name"]
+            if not isinstance(name, str):
+                raise TypeError(f"the name is {name!r}")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             why = f"{error!r:.300}"  # that of bytes that are not UTF-8 repeats the whole line
-            faults.append(
+            raise DataError(
                 f"{path}, line {number} cannot be read: {why}; delete the line, and its run is done again"
-            )
-            continue
-        first, before = lines.setdefault(name, (number, line))
-        if json.loads(before) != json.loads(line):
-            twice.add(name)
-            faults.append(
-                f"{path}, lines {first} and {number} are both for {name} and differ; delete the wrong one"
-            )
-    # Which of two is right cannot be told, so neither is taken.
-    right = {name: line for name, (_, line) in lines.items() if name not in twice}
-    return _Stored(right, faults[0] if faults else None)
+            ) from None
+        if name in lines:
+            raise DataError(f"{path}, line {number} is the second for {name}; delete the wrong one")
+        lines[name] = line
+    return lines
 
 
-def _name(line: str) -> str:
-    name = json.loads(line, parse_constant=_refuse_constant)["name"]
-    if not isinstance(name, str):
-        raise TypeError(f"the name is {name!r}")
-    return name
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}; move it elsewhere") from error
 
 
 def _refuse_constant(constant: str) -> float:
@@ -193,9 +139,7 @@ class Result:
         tests: by test set and model (`GLOBAL`, or a site), as returned by `external_tests.figures`.
         tuned: by target, the figures of the fine-tuned models; `targets` of tuned.json.
         validation_balanced_accuracy: of a run whose round was selected by it, which is then also tuned by it.
-        untested: by test set whose data were absent, the path that was looked for, with ``{data}``.
         made_with: every setting of the run by dotted name, the job's own among them; empty in old results.
-        resampled: of a run of a study, its metrics on draws of the test patients; see `resampling.resampled`.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -208,9 +152,7 @@ class Result:
     tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     tuned: dict[str, Any] = field(default_factory=dict)
     validation_balanced_accuracy: float | None = None
-    untested: dict[str, str] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)
-    resampled: dict[str, Any] = field(default_factory=dict)
 
     @property
     def validation(self) -> float | None:
@@ -220,33 +162,28 @@ class Result:
 
 
 def read_result(store: ResultStore, run: Run) -> Result | None:
-    """Return the stored result of a run; None if the run has not been done.
+    """Return the stored result of a run, in whichever table's file; None if it has not been done.
 
     Raises:
         ConfigError: the job has been edited since; names the setting.
         DataError: the record is not what `store_result` writes.
     """
-    record = store.find(run.name)
+    holder = store.holder(run.name)
+    record = holder.find(run.name)
     if record is None:
         return None
     try:
-        result = parse(Result, record, f"{store.file_of(run.name)}, {run.name} cannot be read")
+        result = parse(Result, record, f"{holder.path}, {run.name} cannot be read")
     except ConfigError as error:
         raise DataError(f"{error!s:.500}; delete its line, and the run is done again") from None
-    _refuse_edited(run, result, store)
-    return result
-
-
-def _refuse_edited(run: Run, result: Result, store: ResultStore) -> None:
-    if not result.made_with:
-        return
-    now = settings_now(run.job, run.arguments(None)[1::2])
+    now = settings_now(run.job, run.arguments(None)[1::2]) if result.made_with else {}
     if key := find_change(result.made_with, now):
         raise ConfigError(
             f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
-            f"{key}={now.get(key)}; set the job back, or delete the run's line in {store.file_of(run.name)} "
+            f"{key}={now.get(key)}; set the job back, or delete the run's line in {holder.path} "
             "and its folder in --work, and it is done again"
         )
+    return result
 
 
 def store_result(store: ResultStore, run: Run, result: Result) -> None:
@@ -256,8 +193,7 @@ def store_result(store: ResultStore, run: Run, result: Result) -> None:
         DataError: as `ResultStore.put`.
     """
     # Settings stay whole: a learning rate may differ in the seventh digit.
-    record = {**_round(vars(result)), "made_with": result.made_with}
-    store.put(run.name, {key: value for key, value in record.items() if key != "resampled" or value})
+    store.put(run.name, {**_round(vars(result)), "made_with": result.made_with})
 
 
 def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:

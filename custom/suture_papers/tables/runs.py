@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suture_papers.tables.spec import DATA, ExternalTest, Metric, Settings, Table, Value
+from suture_papers.tables.spec import DATA, ExternalTest, Settings, Table, Value
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Run:
         job: the job whose settings the run changes.
         settings: those that differ from the job's own, the seed among them; paths with ``{data}``.
         tests: the external test sets on which the run's models are measured.
-        metrics: those of a study, which are measured on draws of the test patients.
     """
 
     row: str
@@ -30,7 +29,6 @@ class Run:
     job: str
     settings: Settings = field(hash=False)
     tests: Mapping[str, ExternalTest] = field(default_factory=dict, hash=False)
-    metrics: tuple[Metric, ...] = ()
 
     @property
     def name(self) -> str:
@@ -81,18 +79,16 @@ def final_runs(table: Table, tuned: Mapping[tuple[str, str], Value]) -> Iterator
     # Seed by seed, so that a table that is cut off still compares its rows.
     for seed in table.preset.seeds:
         for row, x in table.cells:
-            grid = table.tried_grid(row)
-            extra = {grid.key: tuned[row, str(x)]} if grid else {}
-            yield _run(table, row, x, seed, extra)
+            tune = table.preset.tune
+            yield _run(table, row, x, seed, {tune.key: tuned[row, str(x)]} if tune else {})
 
 
 def tuning_runs(table: Table) -> Iterator[Run]:
     """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
     if tune := table.preset.tune:
         for row, x in table.cells:
-            grid = table.tried_grid(row) or tune
-            for value in grid.values:
-                yield _run(table, row, x, tune.seed, {grid.key: value})
+            for value in tune.values:
+                yield _run(table, row, x, tune.seed, {tune.key: value})
 
 
 def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
@@ -109,7 +105,6 @@ def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
         **preset.rows.get(row, {}),
         **series,
         **extra,
-        **({spec.plan.split: seed} if spec.plan else {}),
         "seed": seed,
     }
-    return Run(row, x, spec.job, settings, table.tests, tuple(spec.plan.effects) if spec.plan else ())
+    return Run(row, x, spec.job, settings, table.tests)

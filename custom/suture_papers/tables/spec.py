@@ -31,44 +31,7 @@ def _a_key(key: str) -> str:
 
 
 Key = Annotated[str, AfterValidator(_a_key)]
-"""The key of a row, preset, test or drawing, which becomes a part of names of files."""
-
-Metric = Literal["auroc", "ap", "balanced_accuracy"]
-"""The mean over classes of the AUROC, of the average precision, or of the recall (multiclass labels)."""
-
-
-@dataclass(frozen=True, config=STRICT)
-class Plan:
-    """What makes a table a study: fixed before its first run, and kept with a digest.
-
-    Attributes:
-        question: that the study answers.
-        primary: the metric that answers it, one of `effects`.
-        effects: the smallest difference of interest of each metric that is measured.
-        stopping: the rule by which the runs end.
-        split: the setting that divides patients into training and test; it takes the seed of each run, so
-            that differences do not hang on one division.
-        block: studies of one block share their images and count as one where studies are compared.
-    """
-
-    question: str
-    primary: Metric
-    effects: dict[Metric, Annotated[float, Field(gt=0, lt=1)]]
-    stopping: str
-    block: str
-    split: str = "simulation.seed"
-
-    def __post_init__(self) -> None:
-        if self.primary not in self.effects:
-            raise ValueError(f"effects lacks the primary metric; write {self.primary} = 0.01, for example")
-
-
-@dataclass(frozen=True, config=STRICT)
-class SearchGrid:
-    """A setting and the values that are tried."""
-
-    key: str
-    values: Annotated[tuple[Value, ...], Field(min_length=2)]
+"""The key of a row, preset or test, which becomes a part of names of files."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -83,7 +46,6 @@ class Row:
         published: what the paper printed, by column; of a series, over all of its values.
         steady: whether the values of the series do not change the row; its run at the first value then stands
             at all of them.
-        tune: what the row tunes in place of the preset's setting, over equally many values.
     """
 
     name: str
@@ -91,7 +53,6 @@ class Row:
     site: str | None = None
     published: dict[str, str] = field(default_factory=dict)
     steady: StrictBool = False
-    tune: SearchGrid | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -185,53 +146,16 @@ OWN_COLUMNS = (
 
 
 @dataclass(frozen=True, config=STRICT)
-class Plot:
-    """A further figure: of data, or of a model on data.
-
-    Attributes:
-        of: ``frequencies`` of the classes, or their ``cooccurrence``, in all images of the sources;
-            ``features``, those of a model's last layer, of some test images of each source; ``predictions``,
-            which related classes a model predicts together in the test images of the first source.
-        sources: tests of the table, whose data are plotted; a single one for ``cooccurrence``.
-        row: the row whose global model of the first seed is plotted.
-        source: the place of the figure in the paper.
-    """
-
-    of: Literal["frequencies", "cooccurrence", "features", "predictions"]
-    sources: Annotated[tuple[str, ...], Field(min_length=1)]
-    row: str | None = None
-    source: str = ""
-
-    def __post_init__(self) -> None:
-        if self.of == "cooccurrence" and len(self.sources) > 1:
-            raise ValueError("cooccurrence is of one source; write a plot for each")
-        if (self.row is None) == self.of_a_model:
-            raise ValueError(f"{self.of} are of {'a model; name its row' if self.of_a_model else 'data'}")
-
-    @property
-    def of_a_model(self) -> bool:
-        """Whether the plot shows a model, so that a run has to be done first."""
-        return self.of in ("features", "predictions")
-
-
-@dataclass(frozen=True, config=STRICT)
 class ByClass:
-    """A table of single classes: models of some rows, compared on the images that a simulation holds out.
+    """What the paper printed of single classes, which stands beside each row's mean over the runs.
 
     Attributes:
-        rows: whose global models of the first seed are compared, each with that of the first row. Without
-            any, what the paper printed stands beside each row's mean over the runs.
         source: the place of the table in the paper.
-        published: by row and class, what the paper printed.
+        published: by row and class.
     """
 
-    rows: tuple[str, ...] = ()
-    source: str = ""
-    published: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if len(self.rows) == 1:
-            raise ValueError("rows compares models; name a second one, or none")
+    source: str
+    published: dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -244,13 +168,17 @@ class Series:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Tuning(SearchGrid):
+class Tuning:
     """A setting that is chosen for each row by its validation figure (`Result.validation`).
 
     Attributes:
-        seed: of the runs that try the values.
+        key: the setting.
+        values: that are tried.
+        seed: of the runs that try them.
     """
 
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=2)]
     seed: int = 1
 
 
@@ -269,7 +197,6 @@ class Preset:
         columns: the names of the columns that the preset shows, where they are fewer; a test that none of
             them is about is then left out, too.
         pairs: what the paired t-test pairs in this preset, for example ``classes`` with a single seed.
-        title: what follows the title of a study with several presets; by default the preset's name.
     """
 
     note: str
@@ -281,7 +208,6 @@ class Preset:
     series: tuple[Value, ...] | None = None
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     pairs: Literal["runs", "classes"] | None = None
-    title: str = ""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -299,12 +225,10 @@ class TableSpec:
         goal: for columns of epochs, the row whose mean AUROC after its last epoch is to be reached.
         columns: by default the mean over all classes, over those of several sites and over those of one.
         tests: test sets by name.
-        drawings: further plots by a short name.
-        by_class: a table of single classes.
+        by_class: what the paper printed of single classes.
         series: the x axis, for a figure.
         set: settings of every run.
         note: what a reader should know besides.
-        plan: of a study.
     """
 
     title: str
@@ -317,12 +241,10 @@ class TableSpec:
     goal: str | None = None
     columns: tuple[Column, ...] = OWN_COLUMNS
     tests: dict[Key, ExternalTest] = field(default_factory=dict)
-    drawings: dict[Key, Plot] = field(default_factory=dict)
     by_class: ByClass | None = None
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
-    plan: Plan | None = None
 
     def preset(self, name: str | None) -> Table:
         """Return the table at the size of the preset of that name, or of the first.
@@ -356,10 +278,6 @@ class Table:
     def rows(self) -> dict[str, Row]:
         """The rows that the preset does not skip."""
         return {key: row for key, row in self.spec.rows.items() if key not in self.preset.skip}
-
-    def tried_grid(self, row: str) -> SearchGrid | None:
-        """The setting that a row tunes, and its values; None where nothing is tuned."""
-        return (self.spec.rows[row].tune or self.preset.tune) if self.preset.tune else None
 
     @property
     def values(self) -> tuple[Value, ...]:

@@ -1,4 +1,4 @@
-"""The figures of tables and studies, computed again from the stored runs by formulas of their own.
+"""The figures of tables, computed again from the stored runs by formulas of their own.
 
 Nothing of `suture_papers.tables` is imported: what is wrong there is not repeated here.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
 Runs = dict[str, dict[int, dict[str, Any]]]
 """By row and seed, the line of the final run."""
@@ -33,12 +33,11 @@ def final_runs(lines: Path, table: Path, preset: str | None = None) -> Runs:
             continue
         fixed = spec.get("set", {}) | size.get("set", {}) | described.get("set", {})
         fixed |= size.get("rows", {}).get(row, {})
-        grid = described.get("tune") or size.get("tune")
+        grid = size.get("tune")
         free = {"seed"} | ({grid["key"]} if grid else set())
-        free |= {spec["plan"].get("split", "simulation.seed")} if "plan" in spec else set()
         of = [one for one in records if without(one["run"]["settings"], free) == without(fixed, free)]
         if grid:
-            seed, key = size["tune"].get("seed", 1), grid["key"]
+            seed, key = grid.get("seed", 1), grid["key"]
             tried = [one for one in of if one["run"]["settings"]["seed"] == seed]
             if len({one["run"]["settings"].get(key) for one in tried}) < len(grid["values"]):
                 found[row] = {}
@@ -60,37 +59,9 @@ def mean_area(record: dict[str, Any]) -> float:
     return fmean(area for area in record["metrics"]["auroc"].values() if area is not None)
 
 
-def student(d: list[float], share: float = 0.0) -> tuple[float, float, float, float]:
-    """Mean, 95 % bounds and p of a t-test whose variance of the mean is (1/J + share) s²."""
-    error = stdev(d) * math.sqrt(1 / len(d) + share)
-    reach = float(stdtrit(len(d) - 1, 0.975)) * error
-    p = 2 * float(stdtr(len(d) - 1, -abs(fmean(d)) / error))
-    return fmean(d), fmean(d) - reach, fmean(d) + reach, p
-
-
-def against(runs: Runs, control: str, metric: str) -> dict[str, tuple[float, float, float, float, float]]:
-    """Of each row of a study: mean difference, 95 % bounds, p and Holm's p, from the corrected t-test."""
-    found: dict[str, tuple[float, float, float, float]] = {}
-    once: dict[str, str] = {}  # by all figures of a row: rows of one model are one test
-    for row in (control, *runs):
-        own = runs[row]
-        figures = repr([(seed, own[seed]["metrics"], own[seed]["resampled"]) for seed in sorted(own)])
-        if own and once.setdefault(figures, row) != row:
-            continue
-        seeds = sorted(own.keys() & runs[control].keys())
-        if row == control or len(seeds) < 2:
-            continue
-        pairs = [(own[seed]["resampled"], runs[control][seed]["resampled"]) for seed in seeds]
-        d = [a[metric]["value"] - b[metric]["value"] for a, b in pairs]
-        share = fmean(a["n"] for a, _ in pairs) / fmean(a["train"] for a, _ in pairs)
-        found[row] = student(d, share if pairs[0][0]["overlap"] else 0.0)
-    ranked = sorted(found, key=lambda row: found[row][3])
-    least = 0.0
-    adjusted = {}
-    for k, row in enumerate(ranked):
-        least = max(least, min(1.0, (len(ranked) - k) * found[row][3]))
-        adjusted[row] = least
-    return {row: (*values, adjusted[row]) for row, values in found.items()}
+def student(d: list[float]) -> float:
+    """The p of a paired two-tailed t-test."""
+    return 2 * float(stdtr(len(d) - 1, -abs(fmean(d)) / (stdev(d) / math.sqrt(len(d)))))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from suture.models import encoder_of
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables import loading
 from suture_papers.tables.external_tests import site_config
-from suture_papers.tables.loading import known_tables, load_spec
+from suture_papers.tables.loading import known_tables, load_spec, paper_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import ExternalTest, TableSpec
 from world import refused
@@ -31,12 +31,9 @@ TESTS = {
     name: {"data": {"dataset": "nih", "root": "{data}/a", "table": "{data}/a.csv"}} for name in ("nih", "far")
 }
 SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
-GRID = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
-PLAN = {"question": "?", "primary": "auroc", "effects": {"auroc": 0.01}, "stopping": "never", "block": "b"}
 ROWS = {"theirs": {"name": "FL", "set": {"method": "fl"}}, "ours": {"name": "PMFL"}}
 
 PLAIN = {**SPEC, "rows": ROWS, "tests": TESTS}
-STUDY = {**PLAIN, "plan": PLAN, "presets": {"tiny": {**TINY, "tune": GRID}}}
 TUNED: dict[str, Any] = {
     **PLAIN,
     "job": "pmfl_openi",
@@ -58,10 +55,6 @@ def column(**keys: Any) -> dict[str, Any]:
     return {"columns": [{"name": "x", **keys}]}
 
 
-def plot(**keys: Any) -> dict[str, Any]:
-    return {"drawings": {"p": keys}}
-
-
 def written(path: Path, base: dict[str, Any], changes: dict[str, Any]) -> str:
     path.write_text(tomli_w.dumps({k: v for k, v in {**base, **changes}.items() if v is not None}))
     return str(path)
@@ -78,10 +71,8 @@ def written(path: Path, base: dict[str, Any], changes: dict[str, Any]) -> str:
         (PLAIN, of_preset(columns=["AUROC, all clases"]), ("presets.tiny.columns", "'AUROC, all classes'")),
         (PLAIN, of_row("ours", published={"x": "1"}), ("'PMFL'", "'x'")),
         (PLAIN, column(test="nhi"), ("'x'", "'nih'")),
-        (PLAIN, {"by_class": {"rows": ["theirs", "our"]}}, ("by_class.rows", "'ours'")),
-        (PLAIN, {"by_class": {"published": {"our": {"A": "1"}}}}, ("by_class.published", "'ours'")),
-        (PLAIN, {"by_class": {"rows": ["ours"]}}, ("by_class",)),
-        (PLAIN, {"by_class": {"rows": ["theirs", "ours"]}, "series": SERIES}, ("by_class", "series")),
+        (PLAIN, {"by_class": {"source": "", "published": {"our": {}}}}, ("by_class.published", "'ours'")),
+        (PLAIN, {"by_class": {"source": "", "published": {}}, "series": SERIES}, ("by_class", "series")),
         (PLAIN, of_row("theirs", steady=True) | column(), ("'theirs'", "steady")),
         (PLAIN, of_row("theirs", steady=True) | {"series": SERIES}, ("'theirs'", "of several sites")),
         # A column is of one part alone, and not every part has every figure.
@@ -98,14 +89,6 @@ def written(path: Path, base: dict[str, Any], changes: dict[str, Any]) -> str:
         (PLAIN, column(spread="interval", test="nih", classes=["A"]), ("interval",)),
         (PLAIN, column(spread="interval", models="local"), ("interval",)),
         (PLAIN, column(metric="epochs"), ("'x'", "epochs")),
-        # Plots
-        (PLAIN, plot(of="cooccurrence", sources=["nih", "far"]), ("drawings.p",)),
-        (PLAIN, plot(of="cooccurrence", sources=["nih"], row="ours"), ("drawings.p",)),
-        (PLAIN, plot(of="features", sources=["nih"]), ("drawings.p",)),
-        (PLAIN, plot(of="frequencies", sources=[]), ("drawings.p.sources",)),
-        (PLAIN, plot(of="frequencies", sources=["nhi"]), ("'p'", "'nih'")),
-        (PLAIN, plot(of="features", sources=["nih"], row="our"), ("'p'", "'ours'")),
-        (PLAIN, plot(of="features", sources=["nih"], row="ours") | {"series": SERIES}, ("'p'", "series")),
         # Fine-tuned models
         (TUNED, {"pairs": "runs"}, ("'A'", "task")),
         (TUNED, {"columns": [{"name": "all"}]}, ("'all'", "task")),
@@ -115,15 +98,6 @@ def written(path: Path, base: dict[str, Any], changes: dict[str, Any]) -> str:
         (TUNED, of_preset(skip=["theirs"]), ("'tiny'", "'theirs'")),
         (TUNED, of_preset(pairs="classes"), ("'tiny'", "pairs")),
         (TUNED, {"series": {"key": "seed", "values": [1], "label": "x"}}, ("series",)),
-        # Studies
-        (STUDY, of_row("ours", tune={"key": "rounds", "values": [1, 2, 3]}), ("'ours'", "3 values")),
-        (STUDY, of_row("ours", tune=GRID) | of_preset(), ("'ours'", "tune")),
-        (STUDY, {"pairs": "classes"}, ("pairs",)),
-        (STUDY, {"series": SERIES}, ("series",)),
-        (STUDY, of_preset(pairs="classes"), ("pairs",)),
-        (STUDY, {"plan": {**PLAN, "primary": "ap"}}, ("plan", "effects")),
-        (STUDY, of_preset(seeds=[1]), ("'tiny'", "seeds")),
-        (STUDY, of_preset(skip=["ours"]), ("'tiny'", "'ours'")),
     ],
 )  # fmt: skip
 def test_a_file_with_a_mistake_says_where(
@@ -141,10 +115,9 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
         table_spec().preset("tin")
 
 
-@pytest.mark.parametrize("table", ["rows", "presets", "tests", "drawings"])
+@pytest.mark.parametrize("table", ["rows", "presets", "tests"])
 def test_a_key_becomes_no_path(table: str) -> None:
-    one = {"tests": {"data": {}}, "drawings": {"of": "frequencies", "sources": ["ours"]}}.get(table)
-    one = one or next(iter(SPEC[table].values()))
+    one = {"data": {}} if table == "tests" else next(iter(SPEC[table].values()))
     assert table_spec(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
     for key in ("x/../../outside/README", "..", "a b", "é", "a\n", "", "a" * 81):
         with refused(f"{table}.", by=ConfigError):
@@ -192,27 +165,21 @@ def test_the_data_root_is_put_in_when_a_run_or_a_test_begins() -> None:
     assert site_config("home", test, Path("/work"), Path("/mnt")).data.root == Path("/mnt/a")
 
 
-def test_a_row_may_tune_another_setting_over_equally_many_values() -> None:
-    own = {"key": "method.batch_norm", "values": ["average", "frozen"]}
-    runs = list(tuning_runs(parse(TableSpec, {**STUDY, **of_row("ours", tune=own)}, "test").preset(None)))
-    ours, theirs = ([run.settings for run in runs if run.row == row] for row in ("ours", "theirs"))
-    assert [one.get("method.batch_norm") for one in ours] == ["average", "frozen"]
-    assert [one.get("method.local.lr") for one in theirs] == [1e-3, 1e-2]
-    assert all("method.local.lr" not in one for one in ours)
-
-
 def test_the_tables_of_another_package_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "a_package_with_tables" / "tables"
     folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").touch()
+    (folder.parent / "__init__.py").write_text('"""Mine: a package."""')
     written(folder / "mine.toml", SPEC, {"title": "of mine"})
     monkeypatch.syspath_prepend(tmp_path)
     point = EntryPoint("mine", "a_package_with_tables", "suture.tables")
     monkeypatch.setattr(loading, "find_entry_points", {"suture.tables": {"mine": [point]}}.__getitem__)
     assert known_tables() == {"mine": folder / "mine.toml"}
     assert load_spec("mine").title == "of mine"
+    assert (paper_of("mine").name, paper_of("mine").title) == ("a_package_with_tables", "Mine")
+    own = paper_of(str(folder / "mine.toml"))
+    assert (own.name, own.title, list(own.tables)) == ("mine", "of mine", ["mine"])
 
 
 # The papers' tables
