@@ -56,9 +56,9 @@ def described(folder: Path, limits: str) -> Path:
     return config
 
 
-def write_site(folder: Path, state: Path | None = None, more: int = 0) -> Path:
-    """A hospital of four images, two to train on, one to validate, one to test, and `more` to train on."""
-    splits = ("train", "train", "validation", "test", *["train"] * more)
+def write_site(folder: Path, state: Path | None = None) -> Path:
+    """A hospital of four images, two to train on, one to validate, one to test."""
+    splits = ("train", "train", "validation", "test")
     pixels = np.stack([np.full((16, 16), 60 * i % 256, np.uint8) for i in range(len(splits))])
     rows = [(split, i % 2, (i + 1) % 2) for i, split in enumerate(splits)]
     limits = f'min_count = 0\nmin_loss = 0\n[storage]\nstate = "{state or folder / "state"}"\n'

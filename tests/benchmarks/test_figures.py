@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
-from pathlib import Path
 
 import pytest
 from figures import Figure, cells, compared
 from harness import interval
-
-from suture.execution.partition import class_lists
-from suture_papers.chest_xrays.nih import LABELS as NIH
-from suture_papers.skin_lesions.isic import LABELS as ISIC
 
 ROUND = Figure("rounds", "a round", "s", (2.0, 3.0, 8.0), "flwr", (4.0, 2.0, 4.0))
 
@@ -47,13 +41,3 @@ def test_an_interval_is_of_students_t() -> None:
     """Of 1, 2 and 3: mean 2, deviation 1, and 4.303 of 1 / sqrt(3) on either side."""
     assert interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([0.5]) == "+0.500"
-
-
-PRINTED = tomllib.loads((Path(__file__).parents[2] / "benchmarks/fedlsm_counts.toml").read_text())
-
-
-@pytest.mark.parametrize(("name", "labels", "clients"), [("nih", NIH, 8), ("isic", ISIC, 5)])
-def test_fedlsms_sites_have_the_classes_that_the_paper_prints_counts_of(name, labels, clients) -> None:  # type: ignore[no-untyped-def]
-    lists = class_lists("round_robin", labels, clients)
-    known = {(c, client) for client, own in zip("ABCDEFGH", lists, strict=False) for c in own}
-    assert known == {(c, client) for c, counts in PRINTED[name].items() for client in counts}
