@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,6 @@ def random_site(
     images: int,
     augmentation: Augmentation,
     known: int | None = None,
-    device: torch.device | str = "cpu",
     **own: Any,
 ) -> SiteContext:
     """A site of random images of one class each, to train on and to test; it knows the first classes."""
@@ -82,20 +80,13 @@ def random_site(
     y[:, known or len(labels) :] = torch.nan
     samples = Samples({"image": image}, y, tuple(map(str, range(images))))
     splits: dict[Split, Samples] = {"train": samples, "test": samples}
-    where, model = torch.device(device), build(spec, labels, 1, pretrained=False).to(device)
-    return SiteContext("site", model, splits, spec.preprocessing, augmentation, where, **own)
+    cpu, model = torch.device("cpu"), build(spec, labels, 1, pretrained=False)
+    return SiteContext("site", model, splits, spec.preprocessing, augmentation, cpu, **own)
 
 
-def bare_step(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    image: Tensor,
-    y: Tensor,
-    precision: AbstractContextManager[Any] | None = None,
-) -> None:
+def bare_step(model: nn.Module, optimiser: torch.optim.Optimizer, image: Tensor, y: Tensor) -> None:
     """A step of training as one would write it by hand."""
-    with precision or nullcontext():
-        loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
+    loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from figures import Figure, cells, compared
+from figures import Figure, cells
 from harness import interval
 
 ROUND = Figure("rounds", "a round", "s", (2.0, 3.0, 8.0), "flwr", (4.0, 2.0, 4.0))
@@ -18,23 +18,6 @@ def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
     assert dataclasses.replace(ROUND, beside=(2.0,)).ratios == (1.0, 1.5, 4.0)  # one sample for all
     with pytest.raises(ValueError, match="a round: 3 samples"):
         dataclasses.replace(ROUND, beside=(1.0, 2.0))
-
-
-@pytest.mark.parametrize(
-    ("samples", "more", "cell"),
-    [
-        # The other run has 2, 3 and 8: its worst is 8 seconds, or 2 images a second.
-        ((8.4, 8.4, 8.4), False, "2.80"),
-        ((8.5, 8.5, 8.5), False, "2.83 slower"),
-        ((1.9, 1.95, 9.0), True, "0.65"),
-        ((1.8, 1.9, 9.0), True, "0.63 slower"),
-    ],
-)
-def test_slower_is_a_median_beyond_the_worst_sample_and_5_percent(
-    samples: tuple[float, ...], more: bool, cell: str
-) -> None:
-    before = dataclasses.replace(ROUND, more=more)
-    assert compared([dataclasses.replace(before, samples=samples)], [before]) == ([cell], [])
 
 
 def test_an_interval_is_of_students_t() -> None:
