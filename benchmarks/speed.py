@@ -23,7 +23,7 @@ from harness import ROOT, apart, command, machine, table
 from suture.core.files import write_json
 from suture.core.processes import keep_memory
 
-Part = Literal["rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc"]
+Part = Literal["rounds", "demo", "training", "backbones", "scale", "poc"]
 PARTS: tuple[Part, ...] = get_args(Part)
 PART_HEAD = ("part", "seconds", "load at its start", "and end", "torch threads")
 

@@ -17,7 +17,6 @@ from harness import in_turns
 
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
-from suture.data.batch import Augmentation
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec
@@ -71,7 +70,7 @@ def of_torch(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
 def measured(name: str, side: int, images: int, repeats: int) -> list[Figure]:
     """A row of each work of a site, beside the fastest of bare PyTorch whose name begins like its own."""
     batch = 16 if side > 64 else 64
-    ours, theirs = (random_site(ModelSpec(name, size=side), LABELS, images, Augmentation()) for _ in range(2))
+    ours, theirs = (random_site(ModelSpec(name, size=side), LABELS, images) for _ in range(2))
     own, bare = of_suture(ours, batch), of_torch(theirs, batch)
     both = {f"suture {work}": do for work, do in own.items()} | bare
     times = in_turns(repeats, {work: partial(lambda do: do, do) for work, do in both.items()})
