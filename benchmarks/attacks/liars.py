@@ -193,6 +193,13 @@ def marked(images: Tensor) -> Tensor:
 # A run
 
 
+@cache
+def first(spec: ModelSpec, seed: int, names: tuple[str, ...]) -> GlobalModel:
+    """The model at the start: the same in all runs of a seed, as an attacker knows it."""
+    plan = Plan(SurgicalAggregation(), spec, Augmentation(), seed, "run", code_hash(SurgicalAggregation))
+    return initial(plan, names)
+
+
 def trained(
     method: SurgicalAggregation,
     seed: int,
@@ -248,11 +255,8 @@ def run(cell: Cell) -> dict[str, Any]:
     spec = ModelSpec("cnn", size=SMALL) if small else FROZEN
     local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
     method = SurgicalAggregation(local=local)
-    plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
     names = tuple(sorted(pool(cell.data)[2]))
-    if (cell.data, cell.seed) not in _BEGUN:
-        _BEGUN[cell.data, cell.seed] = initial(plan, names)
-    begun = _BEGUN[cell.data, cell.seed]
+    begun = first(spec, cell.seed, names)
     sites = [context_of(cell, number, spec) for number in range(cell.sites)]
     if cell.merge.startswith("ε"):  # honest sites, and liars too: it changes nothing of what they can do
         own = private(float(cell.merge.split()[1]), local, 8, TRAIN // cell.sites, 1e-5)
@@ -277,7 +281,7 @@ def run(cell: Cell) -> dict[str, Any]:
     model = trained(method, cell.seed, 5 if small else 8, begun, sites, cell.merge, lie)
     _, y, classes = pool(cell.data)
     truth = y[TRAIN:][:, [classes.index(name) for name in names]]
-    logits = scores(model, plan, {key: tensor[TRAIN:] for key, tensor in inputs_of(cell.data).items()})
+    logits = scores(model, spec, {key: tensor[TRAIN:] for key, tensor in inputs_of(cell.data).items()})
     areas = [
         auroc(truth[:, c].numpy(), logits[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST
     ]
@@ -289,7 +293,7 @@ def run(cell: Cell) -> dict[str, Any]:
     found["bytes"] = sizes[sites[0].name]
     if small:
         absent = truth[:, c := names.index(TARGET)] == 0
-        patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
+        patched = scores(model, spec, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
         found["success"] = float((patched > np.quantile(logits[absent, c], 0.95)).mean())
     return found
 
@@ -301,9 +305,6 @@ def private(epsilon: float, local: LocalTraining, rounds: int, patients: int, de
     planned = [Mechanism(0.0, rate, rounds * steps)]
     found = multiplier_for(epsilon, delta, planned, count_mechanism(epsilon))
     return PatientPrivacy(1.0, found, patients)
-
-
-_BEGUN: dict[tuple[str, int], GlobalModel] = {}
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -354,13 +355,13 @@ def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Gen
 
 
 @torch.no_grad()
-def scores(model: GlobalModel, plan: Plan, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
+def scores(model: GlobalModel, spec: ModelSpec, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
     """The logits ``[n, c]``."""
-    found = network(plan.model, LabelSet(model.labels)).eval()
+    found = network(spec, LabelSet(model.labels)).eval()
     load_tensors(found, {**model.shared, **model.head})
     if "image" in inputs:
         load_tensors(found, model.fixed)
-        inputs = {"image": plan.model.preprocessing(inputs["image"])}
+        inputs = {"image": spec.preprocessing(inputs["image"])}
     logits: NDArray[np.float32] = found(inputs).numpy()
     return logits
 

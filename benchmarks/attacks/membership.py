@@ -37,9 +37,6 @@ from torch import Tensor
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES, ROW, Augmentation, Samples
 from suture.data.table import Split
-from suture.federation.plan import Plan, code_hash
-from suture.federation.server.global_model import initial
-from suture.learning.dp_sgd import PatientPrivacy
 from suture.learning.metrics import auroc
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel
@@ -113,11 +110,6 @@ class Seen:
     bytes: int
 
 
-def seeded(private: PatientPrivacy, seed: int) -> PatientPrivacy:
-    """The same with draws that can be repeated."""
-    return replace(private, draw=np.random.default_rng(seed).bytes)
-
-
 def run(data: str, sites: int, defence: str, number: int) -> Seen:
     """Train on a random half of the candidates; see `Seen`."""
     found, rng = pool(data, sites), np.random.default_rng([number, 40])
@@ -130,6 +122,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
     began, cpu, sizes = time.process_time(), torch.device("cpu"), list[int]()
     contexts, images = [], []
     for i in range(sites):
+        draw = np.random.default_rng(1000 * number + i).bytes
         own = [c for c in range(len(found.names)) if (i + c) % 4 < 3]
         of_site = np.flatnonzero(found.patient % sites == i)
         mine = torch.from_numpy(of_site[members[found.patient[of_site]]])
@@ -141,7 +134,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
             SiteContext(
                 f"site{i:02d}", head(tuple(found.names[c] for c in own)), train,
                 SPEC.preprocessing, Augmentation(), cpu, prefetch=0, features=features,
-                private=seeded(private, 1000 * number + i) if private else None,
+                private=replace(private, draw=draw) if private else None,
             )
         )  # fmt: skip
         images.append(torch.from_numpy(of_site))
@@ -155,7 +148,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
             moved[where] = np.nan_to_num(moved[where]) + change
             sizes.append(liars.size(update, defence))
 
-    model = liars.trained(method, number, ROUNDS, begun(names), contexts, defence, see=see)
+    model = liars.trained(method, number, ROUNDS, liars.first(SPEC, 1, names), contexts, defence, see=see)
     order = [found.names.index(name) for name in names]
     sign = 2 * found.y[:, order].double().numpy() - 1
     last = np.where(np.isnan(moved), np.nan, logits(model.head, found.features))
@@ -163,13 +156,6 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
     areas = [auroc(truth[:, c], tested[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST]
     scores = {"reader": sign * last, "server": sign * moved}
     return Seen(members, scores, mean(areas), time.process_time() - began, sum(sizes) // len(sizes))
-
-
-@cache
-def begun(names: tuple[str, ...]) -> GlobalModel:
-    """The model at the start: the same in all runs, as an attacker knows it."""
-    plan = Plan(SurgicalAggregation(), SPEC, Augmentation(), 1, "run", code_hash(SurgicalAggregation))
-    return initial(plan, names)
 
 
 @cache

@@ -25,7 +25,7 @@ from figures import Figure, Options, Target
 from harness import ROOT, every, program
 from torch import Tensor
 
-from parts.sites import LABELS, write_site
+from parts.sites import LABELS, travelled, write_site
 from parts.untrained import Untrained, installed
 from suture.core.files import read_records, write_json
 from suture.core.labels import LabelSet
@@ -160,12 +160,7 @@ def alone(model: ModelSpec, rounds: int) -> Cost:
     tensors, seconds = tensors_of(model), []
     for _ in range(rounds):
         began = time.perf_counter()
-        total = [tensor.double().zero_() for tensor in tensors]
-        for _ in SITES:
-            at_site = [tensor.clone() for tensor in tensors]
-            for to, tensor in zip(total, [tensor.clone() for tensor in at_site], strict=True):
-                to += tensor
-        tensors = [(tensor / len(SITES)).float() for tensor in total]
+        tensors = travelled(tensors, len(SITES))
         seconds.append(time.perf_counter() - began)
     return Cost(seconds)
 

@@ -24,6 +24,7 @@ from figures import Figure, Options, Target
 from harness import apart, in_turns
 from torch import Tensor, nn
 
+from parts.sites import travelled
 from suture.data.batch import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
@@ -109,18 +110,6 @@ def packing(message: TaskData) -> float:
         )
 
 
-def tensors_alone(tensors: list[Tensor], sites: int) -> float:
-    """CPU seconds of copying tensors to each site and back, and of their mean in float64."""
-    began = time.process_time()
-    total = [tensor.double().zero_() for tensor in tensors]
-    for _ in range(sites):
-        for to, tensor in zip(total, tensors, strict=True):
-            to += tensor.clone().clone()
-    for to in total:
-        (to / sites).float()
-    return time.process_time() - began
-
-
 def measured(sites: int, classes: int, mb: float) -> Cost:
     """What a federation of so many sites costs."""
     torch.set_num_threads(1)
@@ -150,7 +139,12 @@ def measured(sites: int, classes: int, mb: float) -> Cost:
     tensors = [*shared.values(), *head.values()]
     size = sum(tensor.nbytes for tensor in tensors) / 1e6
     packed = packing(message)
-    alone = [tensors_alone(tensors, sites) for _ in range(_ROUNDS + 1)][1:]  # the first one warms up
+    alone = []
+    for _ in range(_ROUNDS + 1):
+        began = time.process_time()
+        travelled(tensors, sites)
+        alone.append(time.process_time() - began)
+    alone = alone[1:]  # the first one warms up
     return Cost(start, statistics.median(seconds), statistics.median(alone), peak, size, packed)
 
 

@@ -79,6 +79,15 @@ def random_site(
     return SiteContext("site", model, splits, spec.preprocessing, Augmentation(), cpu)
 
 
+def travelled(tensors: list[Tensor], sites: int) -> list[Tensor]:
+    """The tensors alone of a round: copied to each site and back, and their mean in float64."""
+    total = [tensor.double().zero_() for tensor in tensors]
+    for _ in range(sites):
+        for to, tensor in zip(total, tensors, strict=True):
+            to += tensor.clone().clone()
+    return [(to / sites).float() for to in total]
+
+
 def bare_step(model: nn.Module, optimiser: torch.optim.Optimizer, image: Tensor, y: Tensor) -> None:
     """A step of training as one would write it by hand."""
     loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
