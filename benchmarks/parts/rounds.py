@@ -80,23 +80,32 @@ class Idle:
         return Schedule(name="cost", title="cost of a round", rounds=self.rounds)
 
 
-def weigh(peak: dict[str, float]) -> None:
-    """Keep the largest resident set of this process's children, in MB, by role."""
+def keep(largest: dict[str, float], measure: Callable[[psutil.Process], float]) -> None:
+    """Keep the largest figure of this process's children in each role."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
-            words, memory = " ".join(process.cmdline()), float(process.memory_info().rss) / 1e6
+            words, value = " ".join(process.cmdline()), measure(process)
             role = "site" if "simulator_worker" in words or "ray::ClientApp" in words else "server"
-            peak[role] = max(peak.get(role, 0.0), memory)
+            largest[role] = max(largest.get(role, 0.0), value)
+
+
+def weigh(peak: dict[str, float]) -> None:
+    """Keep the largest resident set, in MB, by role."""
+    keep(peak, lambda process: float(process.memory_info().rss) / 1e6)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one federation took: seconds of its rounds, with their saving, bytes of the last, peaks in MB."""
+    """What one federation took: seconds of its rounds, with their saving, bytes of the last, peaks in MB.
+
+    And CPU seconds of a process of each role until round 1.
+    """
 
     rounds: list[float]
     saved: list[float] = field(default_factory=list)
     size: int = 0
     peak: dict[str, float] = field(default_factory=dict)
+    start: dict[str, float] = field(default_factory=dict)
 
 
 def loop(chosen: Idle, out: Path) -> None:
@@ -128,9 +137,12 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
             write_site(out / "sites" / name)
         write_site(out / "sites" / "server", state=out.parent)
         events, peak, began = out / "events.jsonl", dict[str, float](), list[float]()
+        start: dict[str, float] = {}
 
         def look() -> None:
             rounds = events.read_text().count('"event": "round"') if events.exists() else 0
+            if rounds and not began:
+                keep(start, lambda process: float(sum(process.cpu_times()[:2])))
             began.extend([time.monotonic()] * (rounds - len(began)))
 
         with installed(Path(folder)), every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
@@ -138,7 +150,7 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
         lines = read_records(out / "history.jsonl")
     saved = [after - before for before, after in pairwise(began)]
     size = lines[-1]["bytes_down"] + lines[-1]["bytes_up"]
-    return Cost([line["seconds"] for line in lines], saved, size, peak)
+    return Cost([line["seconds"] for line in lines], saved, size, peak, start)
 
 
 def flwr(size: str, rounds: int) -> Cost:
