@@ -327,7 +327,7 @@ def test_every_complete_table_is_published_as_its_runs_give_it(tmp_path: Path) -
                 pages.add(page.stem)
             else:
                 assert not (PUBLISHED / f"{stem_of(table, name)}.md").exists()
-    others = {"README", "attacks", "claims", "decisions", "fedlsm_counts", "hierarchy"}
+    others = {"README", "attacks", "claims", "decisions", "hierarchy"}
     assert {path.stem for path in PUBLISHED.glob("*.md")} == pages | others
 
 
