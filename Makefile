@@ -40,7 +40,7 @@ START ?= 0
 fuzz: install
 	$(BIN)/python tests/fuzz --cases $(CASES) --start $(START)
 
-# The figures of speed: half an hour on two idle cores. ARGS="--quick" tries it, "--only PART" and "--against FILE" choose.
+# The figures of speed: half an hour on two idle cores. ARGS="--quick" tries it, "--only PART" chooses.
 bench: install flwr
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 

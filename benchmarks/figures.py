@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 _HOLDS = {"≤": operator.le, "<": operator.lt, "≥": operator.ge}
-_SLOWER = 1.05
-"""A figure is marked as slower where its median is this much beyond the worst sample of the other run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class Figure:
         samples: in `unit`, one for each repeat; none where it could not be measured.
         anchor: what stands beside it, in the same unit; empty if nothing does.
         beside: the anchor's samples, in the order of `samples`, or one that stands beside each.
-        more: whether more is better, as of images a second.
         missing: why the figure, or its anchor, could not be measured.
     """
 
@@ -62,7 +59,6 @@ class Figure:
     anchor: str = ""
     beside: tuple[float, ...] = ()
     targets: tuple[Target, ...] = ()
-    more: bool = False
     missing: str = ""
 
     def __post_init__(self) -> None:
@@ -70,11 +66,6 @@ class Figure:
             raise ValueError(
                 f"{self.name}: {len(self.samples)} samples beside {len(self.beside)} of its anchor"
             )
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What is the same figure in another run."""
-        return self.part, self.name, self.unit, self.anchor
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -90,24 +81,6 @@ class Figure:
         if not self.targets:
             return None
         return all(target.of in medians and target.holds(medians[target.of]) for target in self.targets)
-
-    def to(self, before: Figure) -> float:
-        """The ratio of this figure's median to that of another run."""
-        return statistics.median(self.samples) / statistics.median(before.samples)
-
-    def slower_than(self, before: Figure) -> bool:
-        """Whether the median is worse than the worst sample of another run by more than 5 %."""
-        median = statistics.median(self.samples)
-        if self.more:
-            return median * _SLOWER < min(before.samples)
-        return median > _SLOWER * max(before.samples)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Figure:
-        """Read a figure from its JSON."""
-        tuples = {name: tuple(values[name]) for name in ("samples", "beside")}
-        targets = tuple(Target(**target) for target in values["targets"])
-        return cls(**{**values, **tuples, "targets": targets})
 
 
 def number(value: float) -> str:
@@ -144,18 +117,3 @@ def cells(figure: Figure) -> list[str]:
         "; ".join(targets),
         {True: "yes", False: "no", None: ""}[figure.reached],
     ]
-
-
-def compared(figures: Sequence[Figure], before: Iterable[Figure]) -> tuple[list[str], list[str]]:
-    """A cell for each figure about another run, and the names of what only that run has."""
-    known = {figure.key: figure for figure in before}
-    found = []
-    for figure in figures:
-        other = known.pop(figure.key, None)
-        if not other or not other.samples or not figure.samples:
-            found.append("not comparable" if other else "new")
-        elif not statistics.median(other.samples):
-            found.append("slower" if figure.slower_than(other) else "equal")
-        else:
-            found.append(f"{figure.to(other):.2f}{' slower' if figure.slower_than(other) else ''}")
-    return found, [": ".join(filter(None, key)) for key in known]

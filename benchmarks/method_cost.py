@@ -36,22 +36,6 @@ MODEL = ModelSpec("resnet_small", size=32, weights="random")
 ROUNDS = 3
 
 
-class _Timed(Trial):
-    """A federation whose training rounds are timed: CPU seconds of sites and server."""
-
-    def seconds(self) -> float:
-        """The CPU seconds of rounds two and three."""
-        self.payload("alpha")  # the handshake and the first task
-        loop, total = Loop(self.sites), 0.0
-        for number in range(1, ROUNDS + 1):
-            began = time.process_time()
-            tasks = self.server.assign()
-            missing = loop.exchange("train", tasks, self.server.receiver())
-            self.server.close_round(missing)
-            total += (time.process_time() - began) if number > 1 else 0.0
-        return total
-
-
 def _larger(images: Any) -> Any:
     def samples(site: str, label_type: LabelType) -> Any:
         own, parts = images(site, label_type)
@@ -75,9 +59,14 @@ def method_of(name: str) -> Method:
 
 
 def seconds(method: Method, label_type: LabelType) -> float:
-    federation = _Timed(method, MODEL, label_type, rounds=ROUNDS)
-    with federation:
-        return federation.seconds()
+    """The CPU seconds of rounds two and three, of sites and server."""
+    with Trial(method, MODEL, label_type, rounds=ROUNDS) as federation:
+        federation.payload("alpha")  # the handshake and the first task
+        loop, server, marks = Loop(federation.sites), federation.server, list[float]()
+        for _ in range(ROUNDS):
+            server.close_round(loop.exchange("train", server.assign(), server.receiver()))
+            marks.append(time.process_time())
+    return marks[-1] - marks[0]
 
 
 def cost(name: str, pairs: int) -> float | None:

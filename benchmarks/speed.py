@@ -9,23 +9,21 @@ not reached is said in its row alone.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from figures import HEAD, Figure, Options, cells, compared
+from figures import HEAD, Figure, Options, cells
 from harness import ROOT, apart, command, machine, table
 
 from suture.core.files import write_json
 from suture.core.processes import keep_memory
 
-Part = Literal["rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc", "gpu"]
+Part = Literal["rounds", "demo", "training", "backbones", "scale", "poc"]
 PARTS: tuple[Part, ...] = get_args(Part)
 PART_HEAD = ("part", "seconds", "load at its start", "and end", "torch threads")
 
@@ -51,53 +49,16 @@ def run(part: str, options: Options) -> tuple[dict[str, Any], list[Figure]]:
     return dict(zip(PART_HEAD, facts, strict=True)), figures
 
 
-def here() -> tuple[Part, ...]:
-    """The parts that this machine can run."""
-    return tuple(part for part in PARTS if part != "gpu" or torch.cuda.is_available())
-
-
-def read(file: Path, quick: bool) -> tuple[str, list[Figure]]:
-    """The machine and the figures of another run, of the same settings."""
-    try:
-        known = json.loads(file.read_text())
-        figures = [Figure.of(values) for values in known["figures"]]
-        other, head = bool(known["quick"]), str(known["machine"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(
-            f"{file} holds no figures of an earlier run: {type(error).__name__} {error}"
-        ) from error
-    if other != quick:
-        raise SystemExit(
-            f"{file} was measured {'with' if other else 'without'} --quick, and is no measure here"
-        )
-    return head, figures
-
-
-def cells_of(
-    found: Mapping[str, Any], figures: Sequence[Figure], before: Sequence[Figure] | None
-) -> tuple[Sequence[str], list[list[str]], list[str]]:
-    """Head and rows of the table of figures, beside those of another run, and what only that run has."""
-    rows = [cells(figure) for figure in figures]
-    if before is None:
-        return HEAD, rows, []
-    column, gone = compared(figures, [figure for figure in before if figure.part in found["parts"]])
-    rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
-    return (*HEAD, "of before"), rows, [f"only in the other run: {name}" for name in gone]
-
-
 def main(
     quick: bool,
-    only: tuple[Part, ...] = here(),
+    only: tuple[Part, ...] = PARTS,
     out: Path = ROOT / "runs" / "speed.json",
-    against: Path | None = None,
 ) -> None:
     """Run the parts one after the other; write what is there after each.
 
     Args:
         out: all samples; the table lies beside it, in .md.
-        against: the `out` of another run, to compare with.
     """
-    other = read(against, quick) if against else None
     found: dict[str, Any] = {"machine": machine(), "quick": quick, "parts": {}}
     figures: list[Figure] = []
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +67,8 @@ def main(
         figures += own
         print(*(f"{name} {value}" for name, value in found["parts"][part].items()), sep=", ", file=sys.stderr)
         write_json(out, {**found, "figures": [asdict(figure) for figure in figures]})
-    head, rows, notes = cells_of(found, figures, other and other[1])
-    if "gpu" not in here():
-        notes.append("the part gpu is left out: torch sees no CUDA device here")
-    notes = [f"before: {other[0]}", *notes] if other else notes
-    parts = table(PART_HEAD, (one.values() for one in found["parts"].values()))
-    page = ["# Speed", found["machine"], "\n".join(table(head, rows)), "\n".join(parts), *notes]
+    rows, parts = map(cells, figures), table(PART_HEAD, (one.values() for one in found["parts"].values()))
+    page = ["# Speed", found["machine"], "\n".join(table(HEAD, rows)), "\n".join(parts)]
     out.with_suffix(".md").write_text("\n\n".join(page) + "\n")
     print(*page[1:], sep="\n\n")
     if lost := dict.fromkeys(figure.part for figure in figures if figure.missing):

@@ -4,10 +4,9 @@
 on phantoms and on NIH ChestX-ray14 (in SUTURE_DATA); three in four sites annotate a class. A liar trains on
 its own data, then changes what it sends:
 
-    flip, flip x10     the change with its sign turned, once and ten times
+    flip x10           ten times the change with its sign turned
     scale x10          ten times the change
     labels             trains on inverted labels
-    noise              noise of ten times the length of its change
     together           all liars send mean - 1.5 standard deviations of all sites' changes (ALIE, Baruch,
                        Baruch, Goldberg, NeurIPS 2019, with z = 1.5)
     two flip x10       as flip x10, two liars also among 4 sites: more than the merge is set for
@@ -23,7 +22,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,8 +60,7 @@ from suture.protocol.records import SiteRound
 from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import Order, PhantomSpec, Scanner
 
-MERGES = ("mean", "clip", "median", "trimmed", "centered", "krum")
-BACKDOORS = ("none", "backdoor", "backdoor x10")
+MERGES = ("clip", "median", "trimmed")
 LIARS = {4: 1, 10: 2}
 """Sites, and the liars among them."""
 
@@ -195,34 +193,34 @@ def marked(images: Tensor) -> Tensor:
 # A run
 
 
-def run(cell: Cell) -> dict[str, Any]:
-    """Train, and measure the last model on the test images.
+@cache
+def first(spec: ModelSpec, seed: int, names: tuple[str, ...]) -> GlobalModel:
+    """The model at the start: the same in all runs of a seed, as an attacker knows it."""
+    plan = Plan(SurgicalAggregation(), spec, Augmentation(), seed, "run", code_hash(SurgicalAggregation))
+    return initial(plan, names)
 
-    As in a federation, but without messages, checks and files: `max_update` rejects nothing.
+
+def trained(
+    method: SurgicalAggregation,
+    seed: int,
+    rounds: int,
+    model: GlobalModel,
+    sites: list[SiteContext],
+    defence: str,
+    look: Callable[[Mapping[str, TaskData], dict[str, Update]], None] = lambda *_: None,
+    see: Callable[[GlobalModel, Any], None] = lambda *_: None,
+) -> GlobalModel:
+    """The last model of a federation in one process.
+
+    Args:
+        look: gets what the sites of a round received and send, and may change the latter.
+        see: gets the model of a round and what the server has of each site.
     """
-    small = cell.data == "small phantoms"
-    spec = ModelSpec("cnn", size=SMALL) if small else FROZEN
-    local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
-    method = SurgicalAggregation(local=local)
-    plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
-    kind: Any = cell.merge
-    robust = RobustMerge(kind, LIARS[cell.sites]) if kind in MERGES[1:] else None
-    names = tuple(sorted(pool(cell.data)[2]))
-    if (cell.data, cell.seed) not in _BEGUN:
-        _BEGUN[cell.data, cell.seed] = initial(plan, names)
-    model = _BEGUN[cell.data, cell.seed]
-    sites = [context_of(cell, number, spec) for number in range(cell.sites)]
-    if cell.merge.startswith("ε"):  # honest sites, and liars too: it changes nothing of what they can do
-        own = private(float(cell.merge.split()[1]), local, 8, TRAIN // cell.sites, 1e-5)
-        draws = [np.random.default_rng([cell.seed, i]).bytes for i in range(cell.sites)]
-        sites = [replace(s, private=replace(own, draw=d)) for s, d in zip(sites, draws, strict=True)]
-    began = time.process_time()
-    kept: list[dict[str, Tensor]] = [{}] * cell.sites
-    before, radii, rounds = None, dict[str, float](), 5 if small else 8
-    noise, measure, marks = torch.Generator().manual_seed(cell.seed), Measure(), list[dict[str, bool]]()
-    egress = method.egress(layout_of(model, method))
+    robust = RobustMerge(defence, LIARS[len(sites)]) if defence in MERGES else None  # type: ignore[arg-type]
+    kept: list[dict[str, Tensor]] = [{}] * len(sites)
+    before, radii = None, dict[str, float]()
     for number in range(1, rounds + 1):
-        ctx, updates, received = round_context(method, cell.seed, rounds, number), {}, {}
+        ctx, updates, received = round_context(method, seed, rounds, number), {}, {}
         for i, site in enumerate(sites):
             labels = site.model.labels.names
             received[site.name] = task = TaskData(
@@ -232,26 +230,58 @@ def run(cell: Cell) -> dict[str, Any]:
             state = Packed(kept[i], {"phase": "main", "labels": list(labels)})
             update, kept[i] = method.train(site, task, local_round(method, site, state, ctx))
             updates[site.name] = replace(update, shared=copied(update.shared), head=copied(update.head))
-        if cell.attack not in ("none", "labels", "backdoor"):
-            changes = {name: changed(received[name], update) for name, update in updates.items()}
-            for liar in cell.liars:
-                lie = lied(cell.attack, liar, changes, noise)
-                updates[liar] = with_change(received[liar], updates[liar], lie)
-        seen = {name: measure(update, received[name], egress) for name, update in updates.items()}
-        sent_first = updates[sites[0].name]
-        pointing = cosines({name: norms.direction for name, norms in seen.items()})
-        lines = {n: SiteRound("accepted", norm=seen[n].update, cosine=pointing[n]) for n in seen}
-        marks.append({name: name in outlying(lines) for name in lines})
-        sent: Any = list(updates.values())
-        if cell.merge == secure.DEFENCE:
-            sent = secure.summed(model, updates)
+        look(received, updates)
+        sent: Any = secure.summed(model, updates) if defence == secure.DEFENCE else list(updates.values())
+        see(model, sent)
         if robust:
             merged = robustly_merged(robust, model, before, sent, radii)
             sent, radii = merged.updates, dict(merged.radii)
         before, model = model, method.aggregate(model, sent, ctx)
+    return model
+
+
+def size(update: Update, defence: str) -> int:
+    """The bytes of an update; masked numbers have eight."""
+    numbers = sum(t.numel() for t in (*update.shared.values(), *update.head.values()))
+    return numbers * (8 if defence == secure.DEFENCE else 4)
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Train, and measure the last model on the test images.
+
+    As in a federation, but without messages, checks and files: `max_update` rejects nothing.
+    """
+    small = cell.data == "small phantoms"
+    spec = ModelSpec("cnn", size=SMALL) if small else FROZEN
+    local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
+    method = SurgicalAggregation(local=local)
+    names = tuple(sorted(pool(cell.data)[2]))
+    begun = first(spec, cell.seed, names)
+    sites = [context_of(cell, number, spec) for number in range(cell.sites)]
+    if cell.merge.startswith("ε"):  # honest sites, and liars too: it changes nothing of what they can do
+        own = private(float(cell.merge.split()[1]), local, 8, TRAIN // cell.sites, 1e-5)
+        draws = [np.random.default_rng([cell.seed, i]).bytes for i in range(cell.sites)]
+        sites = [replace(s, private=replace(own, draw=d)) for s, d in zip(sites, draws, strict=True)]
+    began = time.process_time()
+    noise, measure, marks = torch.Generator().manual_seed(cell.seed), Measure(), list[dict[str, bool]]()
+    egress, sizes = method.egress(layout_of(begun, method)), dict[str, int]()
+
+    def lie(received: Mapping[str, TaskData], updates: dict[str, Update]) -> None:
+        if cell.attack not in ("none", "labels", "backdoor"):
+            changes = {name: changed(received[name], update) for name, update in updates.items()}
+            for liar in cell.liars:
+                own = lied(cell.attack, liar, changes, noise)
+                updates[liar] = with_change(received[liar], updates[liar], own)
+        seen = {name: measure(update, received[name], egress) for name, update in updates.items()}
+        pointing = cosines({name: norms.direction for name, norms in seen.items()})
+        lines = {n: SiteRound("accepted", norm=seen[n].update, cosine=pointing[n]) for n in seen}
+        marks.append({name: name in outlying(lines) for name in lines})
+        sizes.update({name: size(update, cell.merge) for name, update in updates.items()})
+
+    model = trained(method, cell.seed, 5 if small else 8, begun, sites, cell.merge, lie)
     _, y, classes = pool(cell.data)
     truth = y[TRAIN:][:, [classes.index(name) for name in names]]
-    logits = scores(model, plan, {key: tensor[TRAIN:] for key, tensor in inputs_of(cell.data).items()})
+    logits = scores(model, spec, {key: tensor[TRAIN:] for key, tensor in inputs_of(cell.data).items()})
     areas = [
         auroc(truth[:, c].numpy(), logits[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST
     ]
@@ -260,11 +290,10 @@ def run(cell: Cell) -> dict[str, Any]:
     if cell.merge != secure.DEFENCE:  # the server sees no update to mark
         found["marked"] = mean(shares[name] for name in cell.liars) if cell.liars else 0.0
         found["marked_honest"] = max(share for name, share in shares.items() if name not in cell.liars)
-    width = 8 if cell.merge == secure.DEFENCE else 4
-    found["bytes"] = sum(t.numel() * width for t in (*sent_first.shared.values(), *sent_first.head.values()))
+    found["bytes"] = sizes[sites[0].name]
     if small:
         absent = truth[:, c := names.index(TARGET)] == 0
-        patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
+        patched = scores(model, spec, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
         found["success"] = float((patched > np.quantile(logits[absent, c], 0.95)).mean())
     return found
 
@@ -276,9 +305,6 @@ def private(epsilon: float, local: LocalTraining, rounds: int, patients: int, de
     planned = [Mechanism(0.0, rate, rounds * steps)]
     found = multiplier_for(epsilon, delta, planned, count_mechanism(epsilon))
     return PatientPrivacy(1.0, found, patients)
-
-
-_BEGUN: dict[tuple[str, int], GlobalModel] = {}
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -311,15 +337,12 @@ def with_change(received: TaskData, update: Update, change: Change) -> Update:
 def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Generator) -> Change:
     """What a liar sends as its change."""
     own = changes[liar]
-    if attack in ("flip", "flip x10", "two flip x10"):
-        return {key: -t * (10 if "x10" in attack else 1) for key, t in own.items()}
+    if attack in ("flip x10", "two flip x10"):
+        return {key: -10 * t for key, t in own.items()}
     if attack in ("scale x10", "backdoor x10"):
         return {key: 10 * t for key, t in own.items()}
     if attack == "free rider":
         return {key: torch.zeros_like(t) for key, t in own.items()}
-    if attack == "noise":
-        drawn = {key: torch.randn(t.shape, generator=noise) for key, t in own.items()}
-        return {key: 10 * t.norm() * drawn[key] / drawn[key].norm().clamp(min=1e-9) for key, t in own.items()}
     if attack == "free noise":
         honest = [change for name, change in changes.items() if name != liar]
         others = [torch.cat([t.flatten() for t in change.values()]).norm() for change in honest]
@@ -332,13 +355,13 @@ def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Gen
 
 
 @torch.no_grad()
-def scores(model: GlobalModel, plan: Plan, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
+def scores(model: GlobalModel, spec: ModelSpec, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
     """The logits ``[n, c]``."""
-    found = network(plan.model, LabelSet(model.labels)).eval()
+    found = network(spec, LabelSet(model.labels)).eval()
     load_tensors(found, {**model.shared, **model.head})
     if "image" in inputs:
         load_tensors(found, model.fixed)
-        inputs = {"image": plan.model.preprocessing(inputs["image"])}
+        inputs = {"image": spec.preprocessing(inputs["image"])}
     logits: NDArray[np.float32] = found(inputs).numpy()
     return logits
 

@@ -28,9 +28,8 @@ from typing import Any
 
 import liars
 import numpy as np
-import secure
 import torch
-from liars import LARGEST, SIZE, TEST, TRAIN, Features, copied
+from liars import LARGEST, SIZE, TEST, TRAIN, Features
 from numpy.typing import NDArray
 from scipy.stats import beta, norm
 from torch import Tensor
@@ -38,18 +37,12 @@ from torch import Tensor
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES, ROW, Augmentation, Samples
 from suture.data.table import Split
-from suture.federation.plan import Plan, code_hash, round_context
-from suture.federation.server.global_model import initial
-from suture.learning.dp_sgd import PatientPrivacy
 from suture.learning.metrics import auroc
 from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.base import GlobalModel, local_round
+from suture.methods.base import GlobalModel
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier, load_tensors
-from suture.privacy.robust import RobustMerge, robustly_merged
-from suture.protocol.messages import TaskData
-from suture.protocol.packing import Packed
+from suture.models.classifier import Classifier
 
 Floats = NDArray[np.float64]
 
@@ -117,11 +110,6 @@ class Seen:
     bytes: int
 
 
-def seeded(private: PatientPrivacy, seed: int) -> PatientPrivacy:
-    """The same with draws that can be repeated."""
-    return replace(private, draw=np.random.default_rng(seed).bytes)
-
-
 def run(data: str, sites: int, defence: str, number: int) -> Seen:
     """Train on a random half of the candidates; see `Seen`."""
     found, rng = pool(data, sites), np.random.default_rng([number, 40])
@@ -131,10 +119,10 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
     private = None
     if defence.startswith("ε"):
         private = liars.private(float(defence.split()[1]), LOCAL, ROUNDS, CANDIDATES // 2, DELTA)
-    robust = RobustMerge(defence, liars.LIARS[sites]) if defence in ("clip", "median", "trimmed") else None  # type: ignore[arg-type]
-    model, began, cpu = begun(names), time.process_time(), torch.device("cpu")
+    began, cpu, sizes = time.process_time(), torch.device("cpu"), list[int]()
     contexts, images = [], []
     for i in range(sites):
+        draw = np.random.default_rng(1000 * number + i).bytes
         own = [c for c in range(len(found.names)) if (i + c) % 4 < 3]
         of_site = np.flatnonzero(found.patient % sites == i)
         mine = torch.from_numpy(of_site[members[found.patient[of_site]]])
@@ -146,52 +134,28 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
             SiteContext(
                 f"site{i:02d}", head(tuple(found.names[c] for c in own)), train,
                 SPEC.preprocessing, Augmentation(), cpu, prefetch=0, features=features,
-                private=seeded(private, 1000 * number + i) if private else None,
+                private=replace(private, draw=draw) if private else None,
             )
         )  # fmt: skip
         images.append(torch.from_numpy(of_site))
-    moved, kept = np.full((n, len(names)), np.nan), [dict[str, Tensor]()] * sites
-    before, radii, sent_bytes = None, dict[str, float](), 0
-    for round_ in range(1, ROUNDS + 1):
-        ctx, updates = round_context(method, number, ROUNDS, round_), []
-        for i, site in enumerate(contexts):
-            labels = site.model.labels.names
-            shared, rows = dict(model.shared), model.rows(labels)
-            task = TaskData("train", round_, labels=labels, shared=shared, head=rows)
-            load_tensors(site.model, {**task.shared, **task.head})
-            state = Packed(kept[i], {"phase": "main", "labels": list(labels)})
-            update, kept[i] = method.train(site, task, local_round(method, site, state, ctx))
-            updates.append(update := replace(update, head=copied(update.head)))
-            width = 8 if defence == secure.DEFENCE else 4
-            sent_bytes += sum(t.numel() * width for t in (*update.shared.values(), *update.head.values()))
-        sent: Any = updates
-        if defence == secure.DEFENCE:
-            sent = secure.summed(model, {site.name: u for site, u in zip(contexts, updates, strict=True)})
-        for update, at in zip(sent, images, strict=True):  # what the server has of each site
-            seen, where = (
-                found.features[at],
-                np.ix_(at.numpy(), np.array([names.index(n) for n in update.labels])),
-            )
+    moved = np.full((n, len(names)), np.nan)
+
+    def see(model: GlobalModel, sent: Any) -> None:
+        for update, at in zip(sent, images, strict=True):
+            columns, seen = np.array([names.index(n) for n in update.labels]), found.features[at]
             change = logits(update.head, seen) - logits(model.rows(update.labels), seen)
+            where = np.ix_(at.numpy(), columns)
             moved[where] = np.nan_to_num(moved[where]) + change
-        if robust:
-            merged = robustly_merged(robust, model, before, sent, radii)
-            sent, radii = merged.updates, dict(merged.radii)
-        before, model = model, method.aggregate(model, sent, ctx)
+            sizes.append(liars.size(update, defence))
+
+    model = liars.trained(method, number, ROUNDS, liars.first(SPEC, 1, names), contexts, defence, see=see)
     order = [found.names.index(name) for name in names]
     sign = 2 * found.y[:, order].double().numpy() - 1
     last = np.where(np.isnan(moved), np.nan, logits(model.head, found.features))
     tested, truth = logits(model.head, found.test), found.test_y[:, order].numpy()
     areas = [auroc(truth[:, c], tested[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST]
     scores = {"reader": sign * last, "server": sign * moved}
-    return Seen(members, scores, mean(areas), time.process_time() - began, sent_bytes // (sites * ROUNDS))
-
-
-@cache
-def begun(names: tuple[str, ...]) -> GlobalModel:
-    """The model at the start: the same in all runs, as an attacker knows it."""
-    plan = Plan(SurgicalAggregation(), SPEC, Augmentation(), 1, "run", code_hash(SurgicalAggregation))
-    return initial(plan, names)
+    return Seen(members, scores, mean(areas), time.process_time() - began, sum(sizes) // len(sizes))
 
 
 @cache

@@ -1,10 +1,9 @@
 """Attack times defence: `SUTURE_DATA=... python benchmarks/attacks/table.py`.
 
 Each run is a line of records.jsonl (or of `--records`) and is not repeated. `--only` names attacks by their
-beginning, `--minutes` begins no further run after so many minutes of the processor; `--wide`, with records of
-its own, runs every lie against every merge. At the end, and with `--render` alone, docs/results/attacks.md is
-written from the lines; the page of other records is printed. What the attacks do stands at the top of
-the files of this folder:
+beginning, `--minutes` begins no further run after so many minutes of the processor. At the end, and with
+`--render` alone, docs/results/attacks.md is written from the lines; the page of other records is printed.
+What the attacks do stands at the top of the files of this folder:
 
     membership   membership.py    success: share of members found at 1 % false alarms, and [the least ε]
     inversion    inversion.py     success: PSNR in dB, and [that of the mean image]; of features a cosine
@@ -37,14 +36,9 @@ import secure
 import site_labels
 from harness import ROOT, command, interval, table
 
-from suture.privacy.robust import RobustMerge
-
-DEFENCES = (
-    *("none", "clip", "median", "trimmed", "ε 8", "ε 4", "ε 1", secure.DEFENCE, "limits"),
-    *("centered", "krum"),
-)
 EPSILONS = ("ε 8", "ε 4", "ε 1")
-MERGES = ("clip", "median", "trimmed")
+DEFENCES = ("none", *liars.MERGES, *EPSILONS, secure.DEFENCE, "limits")
+BACKDOORS = ("backdoor", "backdoor x10")
 LIES = ("flip x10", "scale x10", "labels", "together", "two flip x10", "free rider")
 SEEDS = (1, 2, 3)
 
@@ -73,29 +67,23 @@ GRID: tuple[tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str]], .
     (("membership",), BOTH, (4, 10), ("none", MASKED, "ε 8", "median")),
     (("membership",), BOTH, (4,), ("trimmed",)),
     (("membership",), ("nih",), (4,), EPSILONS[1:]),
-    (liars.BACKDOORS[1:], SMALL, (4, 10), ("none", *MERGES)),
-    (liars.BACKDOORS[1:], SMALL, (4,), (MASKED,)),
+    (BACKDOORS, SMALL, (4, 10), ("none", *liars.MERGES)),
+    (BACKDOORS, SMALL, (4,), (MASKED,)),
     (("honest",), SMALL, (10,), ("none",)),
-    (("honest", *LIES, "free noise"), BOTH, (4, 10), ("none", *MERGES)),
+    (("honest", *LIES, "free noise"), BOTH, (4, 10), ("none", *liars.MERGES)),
     (("honest", *LIES[:5]), BOTH, (4, 10), (MASKED, "ε 8")),
     (("honest", "flip x10"), BOTH, (4,), EPSILONS[1:]),
     (("averaging, same", "averaging, moved", "averaging, new"), ("noise images",), (1,), [*averaging.LIMITS]),
 )
 """What the page shows: attacks, data, numbers of sites, and defences."""
-WIDE = (
-    (("honest", "flip", *LIES, "noise"), BOTH, (4, 10), ("none", *liars.MERGES[1:])),
-    (liars.BACKDOORS[1:], SMALL, (4, 10), ("none", *liars.MERGES[1:])),
-)
-"""Every lie against every merge."""
 
 
-def cells(wide: bool = False) -> Iterator[Cell]:
-    """What is run, once for each seed; merges only where there are enough sites."""
-    for attacks, data, sites, defences in WIDE if wide else GRID:
+def cells() -> Iterator[Cell]:
+    """What is run, once for each seed."""
+    for attacks, data, sites, defences in GRID:
         for attack, of, number, defence in itertools.product(attacks, data, sites, defences):
-            if defence != "krum" or number >= RobustMerge("krum", liars.LIARS[number]).fewest:
-                for seed in (0,) if attack == "membership" else SEEDS:
-                    yield Cell(attack, of, number, defence, seed)
+            for seed in (0,) if attack == "membership" else SEEDS:
+                yield Cell(attack, of, number, defence, seed)
 
 
 def records_of(cell: Cell) -> list[Record]:
@@ -116,9 +104,8 @@ def records_of(cell: Cell) -> list[Record]:
         began = time.process_time()
         found = site_labels.right(asked, limits, 15, cell.seed) / site_labels.IMAGES
         return [cell._asdict() | {"success": found, "seconds": time.process_time() - began}]
-    merge = "mean" if cell.defence == "none" else cell.defence
     name = "none" if cell.attack == "honest" else cell.attack
-    return [cell._asdict() | liars.run(liars.Cell(cell.data, cell.sites, name, merge, cell.seed))]
+    return [cell._asdict() | liars.run(liars.Cell(cell.data, cell.sites, name, cell.defence, cell.seed))]
 
 
 TEXT = """# Attacks and defences
@@ -242,7 +229,6 @@ def main(
     cache: Path = RUNS / "attacks",
     only: tuple[str, ...] = ("",),
     minutes: float = 60.0,
-    wide: bool = False,
     render: bool = False,
 ) -> None:
     """Run what is missing, add it to the records, and write the page of the records that are kept.
@@ -257,7 +243,7 @@ def main(
     torch.set_num_threads(1)
     liars.CACHE = cache
     cache.mkdir(parents=True, exist_ok=True)
-    for cell in () if render else cells(wide):
+    for cell in () if render else cells():
         if cell not in there and cell.attack.startswith(tuple(only)) and time.process_time() < 60 * minutes:
             with records.open("a") as file:
                 for record in records_of(cell):

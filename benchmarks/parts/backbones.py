@@ -8,17 +8,15 @@ trains in the same batches, and its evaluation has the best of three.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 import torch
-from figures import Figure, Options, Target
+from figures import Figure, Options
 from harness import in_turns
 
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
-from suture.data.batch import Augmentation
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec
@@ -69,35 +67,20 @@ def of_torch(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
     return {f"evaluation {size}": partial(evaluate, size) for size in SIZES} | {"training": train}
 
 
-def beside_bare(
-    part: str,
-    name: str,
-    unit: Literal["images/s", "images/s of CPU"],
-    images: int,
-    repeats: int,
-    ours: Mapping[str, Callable[[], object]],
-    theirs: Mapping[str, Callable[[], object]],
-    targets: Mapping[str, tuple[Target, ...]],
-) -> list[Figure]:
-    """A row of each work of a site, beside the fastest of bare PyTorch whose name begins like its own."""
-    both = {f"suture {work}": do for work, do in ours.items()} | dict(theirs)
-    times = in_turns(repeats, {work: partial(lambda do: do, do) for work, do in both.items()})
-    per = {work: found.per(images) for work, found in times.items()}
-    speed = {work: found.cpu if unit == "images/s of CPU" else found.clock for work, found in per.items()}
-    figures = []
-    for work in ours:
-        best = max((speed[key] for key in theirs if key.startswith(work)), key=statistics.median)
-        row = (f"{name}, {work}", unit, speed[f"suture {work}"], "bare PyTorch", best)
-        figures.append(Figure(part, *row, targets.get(work, ()), more=True))
-    return figures
-
-
 def measured(name: str, side: int, images: int, repeats: int) -> list[Figure]:
-    """A row of each work."""
+    """A row of each work of a site, beside the fastest of bare PyTorch whose name begins like its own."""
     batch = 16 if side > 64 else 64
-    ours, theirs = (random_site(ModelSpec(name, size=side), LABELS, images, Augmentation()) for _ in range(2))
-    works = (of_suture(ours, batch), of_torch(theirs, batch))
-    return beside_bare("backbones", f"{name}, {side} px", "images/s of CPU", images, repeats, *works, {})
+    ours, theirs = (random_site(ModelSpec(name, size=side), LABELS, images) for _ in range(2))
+    own, bare = of_suture(ours, batch), of_torch(theirs, batch)
+    both = {f"suture {work}": do for work, do in own.items()} | bare
+    times = in_turns(repeats, {work: partial(lambda do: do, do) for work, do in both.items()})
+    speed = {work: found.per(images).cpu for work, found in times.items()}
+    figures = []
+    for work in own:
+        best = max((speed[key] for key in bare if key.startswith(work)), key=statistics.median)
+        row = (f"{name}, {side} px, {work}", "images/s of CPU", speed[f"suture {work}"], "bare PyTorch", best)
+        figures.append(Figure("backbones", *row))
+    return figures
 
 
 def figures(options: Options) -> list[Figure]:

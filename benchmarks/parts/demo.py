@@ -79,7 +79,6 @@ def figures(options: Options) -> list[Figure]:
             *("demo", f"{what}, {way}", unit, tuple(each[what] for each in found[way])),
             *(one, tuple(each[what] for each in found[one])),
             targets=(TARGETS[what, way],) if (what, way) in TARGETS else (),
-            more=what == "rounds",
         )
         for way in others
         for what, unit in UNITS.items()

@@ -57,14 +57,8 @@ def project(sites: list[str], relays: Sequence[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def federation(
-    sites: list[str], relays: Sequence[str] = (), slow: int = 0
-) -> Iterator[tuple[Kit, list[Party]]]:
-    """A POC that runs within the block: its administrator's kit, and its processes.
-
-    Args:
-        slow: how many training images the first site has beside the two that each has.
-    """
+def federation(sites: list[str], relays: Sequence[str] = ()) -> Iterator[tuple[Kit, list[Party]]]:
+    """A POC that runs within the block: its administrator's kit, and its processes."""
     with tempfile.TemporaryDirectory(prefix="suture-poc-") as folder:
         root = Path(folder)
         (root / "project.yml").write_text(yaml.safe_dump(project(sites, relays), sort_keys=False))
@@ -75,7 +69,7 @@ def federation(
             make_strict(kit)
             survive(kit)
         for name, kit in clients.items():
-            config = write_site(root / "data" / name, more=slow if name == sites[0] else 0)
+            config = write_site(root / "data" / name)
             (kit.folder / "local" / "suture.toml").write_text(config.read_text())
         between = {name: replace(server, folder=server.folder.parent / name, name=name) for name in relays}
         try:

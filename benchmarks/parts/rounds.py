@@ -25,7 +25,7 @@ from figures import Figure, Options, Target
 from harness import ROOT, every, program
 from torch import Tensor
 
-from parts.sites import LABELS, write_site
+from parts.sites import LABELS, travelled, write_site
 from parts.untrained import Untrained, installed
 from suture.core.files import read_records, write_json
 from suture.core.labels import LabelSet
@@ -80,21 +80,18 @@ class Idle:
         return Schedule(name="cost", title="cost of a round", rounds=self.rounds)
 
 
-def by_role(measure: Callable[[psutil.Process], float]) -> dict[str, float]:
-    """The largest figure of this process's children in each role."""
-    found: dict[str, float] = {}
+def keep(largest: dict[str, float], measure: Callable[[psutil.Process], float]) -> None:
+    """Keep the largest figure of this process's children in each role."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
             words, value = " ".join(process.cmdline()), measure(process)
             role = "site" if "simulator_worker" in words or "ray::ClientApp" in words else "server"
-            found[role] = max(found.get(role, 0.0), value)
-    return found
+            largest[role] = max(largest.get(role, 0.0), value)
 
 
 def weigh(peak: dict[str, float]) -> None:
     """Keep the largest resident set, in MB, by role."""
-    for role, memory in by_role(lambda process: float(process.memory_info().rss) / 1e6).items():
-        peak[role] = max(peak.get(role, 0.0), memory)
+    keep(peak, lambda process: float(process.memory_info().rss) / 1e6)
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
         def look() -> None:
             rounds = events.read_text().count('"event": "round"') if events.exists() else 0
             if rounds and not began:
-                start.update(by_role(lambda process: float(sum(process.cpu_times()[:2]))))
+                keep(start, lambda process: float(sum(process.cpu_times()[:2])))
             began.extend([time.monotonic()] * (rounds - len(began)))
 
         with installed(Path(folder)), every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
@@ -175,12 +172,7 @@ def alone(model: ModelSpec, rounds: int) -> Cost:
     tensors, seconds = tensors_of(model), []
     for _ in range(rounds):
         began = time.perf_counter()
-        total = [tensor.double().zero_() for tensor in tensors]
-        for _ in SITES:
-            at_site = [tensor.clone() for tensor in tensors]
-            for to, tensor in zip(total, [tensor.clone() for tensor in at_site], strict=True):
-                to += tensor
-        tensors = [(tensor / len(SITES)).float() for tensor in total]
+        tensors = travelled(tensors, len(SITES))
         seconds.append(time.perf_counter() - began)
     return Cost(seconds)
 

@@ -18,21 +18,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from figures import Figure, Options, Target
 from harness import apart, in_turns
 from torch import Tensor, nn
 
+from parts.sites import travelled
 from suture.data.batch import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.methods.averaging import WeightedMean
-from suture.methods.base import GlobalModel
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec
-from suture.privacy.robust import RobustMerge, robustly_merged
 from suture.protocol.messages import SiteInfo, TaskData, Update, ones
 from suture.protocol.packing import Packed, load, pack, save, unpack
 
@@ -112,18 +110,6 @@ def packing(message: TaskData) -> float:
         )
 
 
-def tensors_alone(tensors: list[Tensor], sites: int) -> float:
-    """CPU seconds of copying tensors to each site and back, and of their mean in float64."""
-    began = time.process_time()
-    total = [tensor.double().zero_() for tensor in tensors]
-    for _ in range(sites):
-        for to, tensor in zip(total, tensors, strict=True):
-            to += tensor.clone().clone()
-    for to in total:
-        (to / sites).float()
-    return time.process_time() - began
-
-
 def measured(sites: int, classes: int, mb: float) -> Cost:
     """What a federation of so many sites costs."""
     torch.set_num_threads(1)
@@ -153,7 +139,12 @@ def measured(sites: int, classes: int, mb: float) -> Cost:
     tensors = [*shared.values(), *head.values()]
     size = sum(tensor.nbytes for tensor in tensors) / 1e6
     packed = packing(message)
-    alone = [tensors_alone(tensors, sites) for _ in range(_ROUNDS + 1)][1:]  # the first one warms up
+    alone = []
+    for _ in range(_ROUNDS + 1):
+        began = time.process_time()
+        travelled(tensors, sites)
+        alone.append(time.process_time() - began)
+    alone = alone[1:]  # the first one warms up
     return Cost(start, statistics.median(seconds), statistics.median(alone), peak, size, packed)
 
 
@@ -202,28 +193,6 @@ def merging(repeats: int) -> Figure:
     return Figure("scale", name, "s of CPU", ours, "a loop over classes", theirs)
 
 
-def robust(size: int, repeats: int) -> list[Figure]:
-    """Merging ten updates of so many numbers, beside their mean."""
-    g, row = torch.Generator().manual_seed(0), {"head.bias": torch.zeros(1)}
-    previous = GlobalModel(("A",), {"w": torch.zeros(size)}, row)
-    numbers = (torch.randn(size, generator=g) for _ in range(10))
-    updates = [Update(1, ("A",), {"w": tensor}, row, ones(("A",))) for tensor in numbers]
-
-    def merge(kind: Any) -> None:
-        sent: Any = updates
-        if kind != "mean":
-            sent = robustly_merged(RobustMerge(kind, 2), previous, previous, updates, {}).updates
-        SurgicalAggregation().aggregate(previous, sent, None)  # type: ignore[arg-type]
-
-    kinds = ("mean", "clip", "median", "trimmed", "centered", "krum")
-    found = in_turns(repeats, {kind: partial(partial, merge, kind) for kind in kinds})
-    name = f"robust merge of 10 updates of {size:,}"
-    return [
-        Figure("scale", f"{name}, {kind}", "s of CPU", found[kind].cpu, "mean", found["mean"].cpu)
-        for kind in kinds[1:]
-    ]
-
-
 def _name(case: Case) -> str:
     """What is other than in `BASE`."""
     sites, classes, mb = case
@@ -270,5 +239,4 @@ def figures(options: Options) -> list[Figure]:
     for case in LARGE[:1] if options.quick else LARGE:
         found[case] = [apart(measured, *case) for _ in range(options.runs if case[2] < 1000 else 1)]
     rows = [row for case, costs in found.items() for row in _rows(case, costs, found[BASE])]
-    size, times = (100_000, 1) if options.quick else (10_000_000, 3)
-    return [*rows, merging(options.repeats), *robust(size, times)]
+    return [*rows, merging(options.repeats)]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -56,9 +54,9 @@ def described(folder: Path, limits: str) -> Path:
     return config
 
 
-def write_site(folder: Path, state: Path | None = None, more: int = 0) -> Path:
-    """A hospital of four images, two to train on, one to validate, one to test, and `more` to train on."""
-    splits = ("train", "train", "validation", "test", *["train"] * more)
+def write_site(folder: Path, state: Path | None = None) -> Path:
+    """A hospital of four images, two to train on, one to validate, one to test."""
+    splits = ("train", "train", "validation", "test")
     pixels = np.stack([np.full((16, 16), 60 * i % 256, np.uint8) for i in range(len(splits))])
     rows = [(split, i % 2, (i + 1) % 2) for i, split in enumerate(splits)]
     limits = f'min_count = 0\nmin_loss = 0\n[storage]\nstate = "{state or folder / "state"}"\n'
@@ -69,33 +67,30 @@ def random_site(
     spec: ModelSpec,
     labels: LabelSet,
     images: int,
-    augmentation: Augmentation,
-    known: int | None = None,
-    device: torch.device | str = "cpu",
-    **own: Any,
 ) -> SiteContext:
-    """A site of random images of one class each, to train on and to test; it knows the first classes."""
+    """A site of random images of one class each, to train on and to test."""
     g = torch.Generator().manual_seed(0)
     shape = (images, 3 if spec.color else 1, spec.size, spec.size)
     image = torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
     y = nn.functional.one_hot(torch.randint(0, len(labels), (images,), generator=g), len(labels)).float()
-    y[:, known or len(labels) :] = torch.nan
     samples = Samples({"image": image}, y, tuple(map(str, range(images))))
     splits: dict[Split, Samples] = {"train": samples, "test": samples}
-    where, model = torch.device(device), build(spec, labels, 1, pretrained=False).to(device)
-    return SiteContext("site", model, splits, spec.preprocessing, augmentation, where, **own)
+    cpu, model = torch.device("cpu"), build(spec, labels, 1, pretrained=False)
+    return SiteContext("site", model, splits, spec.preprocessing, Augmentation(), cpu)
 
 
-def bare_step(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    image: Tensor,
-    y: Tensor,
-    precision: AbstractContextManager[Any] | None = None,
-) -> None:
+def travelled(tensors: list[Tensor], sites: int) -> list[Tensor]:
+    """The tensors alone of a round: copied to each site and back, and their mean in float64."""
+    total = [tensor.double().zero_() for tensor in tensors]
+    for _ in range(sites):
+        for to, tensor in zip(total, tensors, strict=True):
+            to += tensor.clone().clone()
+    return [(to / sites).float() for to in total]
+
+
+def bare_step(model: nn.Module, optimiser: torch.optim.Optimizer, image: Tensor, y: Tensor) -> None:
     """A step of training as one would write it by hand."""
-    with precision or nullcontext():
-        loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
+    loss = nn.functional.binary_cross_entropy_with_logits(model({"image": image}), y)
     optimiser.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step()

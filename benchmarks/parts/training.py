@@ -63,8 +63,8 @@ def throughput(samples: Samples, repeats: int) -> list[Figure]:
         (clock, cpu), (bare_clock, bare_cpu) = ((found[name].clock, found[name].cpu) for name in works)
         name, least = f"training in batches of {size}", (Target("ratio", "≥", 0.97),)
         rows += [
-            Figure("training", name, "images/s", clock, "bare PyTorch", bare_clock, more=True),
-            Figure("training", name, "images/s of CPU", cpu, "bare PyTorch", bare_cpu, least, more=True),
+            Figure("training", name, "images/s", clock, "bare PyTorch", bare_clock),
+            Figure("training", name, "images/s of CPU", cpu, "bare PyTorch", bare_cpu, least),
         ]
     return rows
 

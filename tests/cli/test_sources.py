@@ -93,7 +93,7 @@ def test_only_regular_files_are_opened() -> None:
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _COMMAND = re.compile(r"(`|^\s*|\n\s*)?\bsuture((?: [a-z][\w-]*)+)([^`\n;|]*)")
 FOREIGN = {
-    *("--only", "--against", "--cases", "--start", "--prior", "--gamma"),  # programs of this repository
+    *("--only", "--cases", "--start"),  # programs of this repository
     *("--no-wait", "--force", "--client", "--once", "--property", "--value"),  # nvflare, systemd
     *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
     *("--torch-backend", "--require-hashes", "--no-deps"),  # uv, pip

@@ -1,5 +1,7 @@
 """The server's half of a federation as a FLARE controller, with one FLARE task per site.
 
+FLARE's plain `Controller`, not its `ModelController`, has return codes and the clients' names.
+
 It also tells the course of a run as FLARE's events at its server, for monitoring, metric files and
 tracking. They carry what the run folder holds, and stay at the server: no site streams anything.
 """

@@ -207,7 +207,8 @@ class Egress:
         head: shape of one row and type of each tensor of the head, by name.
         channels: what goes up, down, or is kept besides; see `Channel`.
         weight: closed range of the site's weight; `NUM_SAMPLES` for the number of training images.
-        class_weight: closed range of the class weights; `WEIGHT` or `OWNED_CLASSES` for the site's own.
+        class_weight: closed range of the class weights; `WEIGHT` for the site's weight in each row, or
+            `OWNED_CLASSES` for that weight in the rows of the classes that it labels, and 0 elsewhere.
         over_classes: whether the weight is a sum over the site's classes; the range is that of one.
         scalars: names and closed ranges of further numbers.
         losses: likewise, of further mean losses of the round, which a site withholds like its training loss.

@@ -111,25 +111,14 @@ class ChestSites(SimulatedSites):
                 "some; use central"
             )
         labels = SHARED if self.classes == "shared" else None
+        root = _folder(self.chexpert, "chexpert")
         data: dict[str, DataConfig] = {
-            "chexpert": chexpert_config(_folder(self.chexpert, "chexpert"), self.seed, labels, self.views),
+            "chexpert": ChexpertConfig(
+                root=root, table=root / "train.csv", labels=labels, seed=self.seed, views=self.views
+            ),
             "nih": nih_config(_folder(self.nih, "nih"), self.seed, labels),
         }
         return write_sites(Destination(folder, runs, method, self.learning_rates), data)
-
-
-def chexpert_config(
-    root: Path, seed: int, labels: tuple[str, ...] | None, views: Literal["frontal", "all"]
-) -> ChexpertConfig:
-    """The data of a folder of CheXpert."""
-    return ChexpertConfig(
-        root=root,
-        table=root / "train.csv",
-        labels=labels,
-        split="patients",
-        seed=seed,
-        views=views,
-    )
 
 
 def _folder(given: str | None, name: str) -> Path:

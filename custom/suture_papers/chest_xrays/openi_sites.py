@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
-from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.execution.partition import Classes
 from suture.execution.sites import PartitionedSites
 from suture.methods.base import Method
 from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
-from suture_papers.public_data import data_folder
+from suture_papers.public_data import data_folder, table_in
 
 
 @validated(frozen=True, config=STRICT)
@@ -39,9 +38,7 @@ class OpeniSites(PartitionedSites):
             ConfigError: there is no archive.
         """
         root = data_folder(self.root, "openi_reports", "the archive of Open-i's reports")
-        table = root / "NLMCXR_reports.tgz"
-        if not table.exists():
-            raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
+        table = table_in(root, "NLMCXR_reports.tgz")
         findings = FINDINGS if self.findings == 8 else THIRTEEN
         pooled = load_table(OpeniConfig(root=table, table=table, labels=findings, seed=self.seed))
         return self.write_partitioned(folder, runs, method, pooled)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Literal, TypeVar
@@ -74,45 +73,7 @@ class Targets:
         return self.sure & (self.y == 1)
 
 
-class Kind(ABC):
-    """What differs between the two label types."""
-
-    @abstractmethod
-    def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
-        """How uncertain each image is, ``[n]``, from probabilities and known entries ``[n, c]``."""
-
-    @abstractmethod
-    def targets(
-        self,
-        p: Tensor,
-        y: Tensor,
-        known: Tensor,
-        limits: Thresholds,
-        reading: Reading,
-        *,
-        mixing: bool = False,
-    ) -> Targets:
-        """Labels where they are known, pseudo-labels where the teacher is sure.
-
-        Args:
-            p: the teacher's probabilities; with y and known ``[n, c]``.
-            mixing: whether the image is one of a mixture, which the program treats differently.
-        """
-
-    @abstractmethod
-    def weights(self, targets: Targets) -> Tensor:
-        """How much each entry counts in the loss of labels and pseudo-labels, ``[n, c]``."""
-
-    @abstractmethod
-    def mixed_weights(self, targets: Targets) -> Tensor:
-        """How much each entry counts in the loss of mixtures, ``[n, c]``."""
-
-    @abstractmethod
-    def losses(self, logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
-        """Entry by entry, ``[n, c]``; `weight` ``[c]`` is that of a positive of each class."""
-
-
-class _MultiLabel(Kind):
+class _MultiLabel:
     """Any subset of the classes is true of an image."""
 
     def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
@@ -136,9 +97,13 @@ class _MultiLabel(Kind):
         *,
         mixing: bool = False,
     ) -> Targets:
-        """The indicators of Eq. 5, class by class.
+        """Labels where they are known, pseudo-labels where the teacher is sure: the indicators of Eq. 5.
 
         The program takes a known class of a mixture only where the teacher is sure of it too.
+
+        Args:
+            p: the teacher's probabilities; with y and known ``[n, c]``.
+            mixing: whether the image is one of a mixture.
         """
         present, absent = p >= limits.positive, p <= limits.negative
         made = ~known & (present | absent)
@@ -154,10 +119,11 @@ class _MultiLabel(Kind):
         return self.weights(targets)
 
     def losses(self, logits: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
+        """Entry by entry, ``[n, c]``; `weight` ``[c]`` is that of a positive of each class."""
         return weighted_bce(logits, y, weight)
 
 
-class _SingleLabel(Kind):
+class _SingleLabel:
     """Exactly one class is true of an image; a labelled image is therefore known altogether."""
 
     def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
@@ -203,7 +169,10 @@ class _SingleLabel(Kind):
         return -y * F.log_softmax(logits, dim=1)
 
 
-KINDS: dict[LabelType, Kind] = {"multilabel": _MultiLabel(), "multiclass": _SingleLabel()}
+KINDS: dict[LabelType, _MultiLabel | _SingleLabel] = {
+    "multilabel": _MultiLabel(),
+    "multiclass": _SingleLabel(),
+}
 
 
 def mix(certain: Targets, uncertain: Targets, share: float) -> Targets:

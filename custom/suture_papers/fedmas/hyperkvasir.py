@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import ConfigError, DataError, nearest
+from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet, canonical_or_none
 from suture.core.vocabulary import read_word_list
 from suture.data.dataset import ReleaseConfig
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults, rows_text
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults
 from suture.data.split import classes, divide, stratify
 from suture.data.table import SPLITS, Table
+from suture_papers.public_data import one_class
 
 LABELS = LabelSet.of(read_word_list("hyperkvasir"), label_type="multiclass")
 
@@ -76,7 +76,9 @@ def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:
         raise DataError(
             f"{sheet.path} has the columns neither of {FOLDS} nor of {TRUTH}; correct [data] table"
         )
-    y, faults = _values(sheet, words)
+    names = {word: canonical_or_none(word) or "" for word in words}  # a cell may be blank
+    places = {word: LABELS.index(name) for word, name in names.items() if name in LABELS}
+    y, faults = one_class(sheet, words, places, LABELS.names, "class")
     table = Table(LABELS, tuple(images), tuple(images), y, ("",) * len(images), config.root)
     if config.split == "folds":
         split, more = _folds(sheet, table, config)
@@ -89,30 +91,11 @@ def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:
     return Reading(restrict(table, config), tuple(faults))
 
 
-def _values(sheet: Sheet, words: list[str]) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, 23], and a fault for each distinct word that is no class."""
-    y = np.full((len(words), len(LABELS)), np.nan, dtype=np.float32)
-    bad: dict[str, list[int]] = {}
-    for row, word in enumerate(words):
-        name = _class(word)
-        if name in LABELS:
-            y[row] = 0
-            y[row, LABELS.index(name)] = 1
-        else:
-            bad.setdefault(word, []).append(sheet.numbers[row])
-    return y, [
-        f"{sheet.path} {rows_text(numbers)}: unknown class {word!r}; {nearest(word, LABELS)}"
-        for word, numbers in bad.items()
-    ]
-
-
-def _class(word: str) -> str:
-    return canonical_or_none(word) or ""  # a blank cell
-
-
 def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple[str, ...], list[str]]:
     """The split of each row by the official folds, and a fault for the rows that are in none."""
-    source = sheet if "split-index" in sheet.header else _read(_folds_file(config))
+    remedy = 'set [data] lists to its folder, take it as table, or write split = "images"'
+    there = "split-index" in sheet.header
+    source = sheet if there else _read(beside(config.lists_folder, FOLDS, remedy))
     of = dict(zip(source.column("file-name", _KEY), source.column("split-index", _KEY), strict=True))
     folds = [of.get(image, "") for image in table.images]
     known = sorted({fold for fold in of.values() if fold.isdecimal()}, key=int)
@@ -128,11 +111,6 @@ def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple
     lost = [fold not in known for fold in folds]
     what = f'not in any fold of {source.path}; use the official file or [data] split = "images"'
     return tuple(split.tolist()), fault(sheet, lost, what)
-
-
-def _folds_file(config: HyperKvasirConfig) -> Path:
-    remedy = 'set [data] lists to its folder, take it as table, or write split = "images"'
-    return beside(config.lists_folder, FOLDS, remedy)
 
 
 def _read(path: Path) -> Sheet:

@@ -8,14 +8,13 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
-from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.config import parse_data
 from suture.data.readers import load_table
 from suture.execution.partition import Classes
 from suture.execution.sites import PartitionedSites
 from suture.methods.base import Method
-from suture_papers.public_data import data_folder
+from suture_papers.public_data import data_folder, table_in
 
 
 @validated(frozen=True, config=STRICT)
@@ -35,10 +34,7 @@ class EicuSites(PartitionedSites):
         Raises:
             ConfigError: there is no patient.csv.
         """
-        root = data_folder(self.root, "eicu_demo", "eICU")
-        table = next(iter(sorted(root.glob("patient.csv*"))), None)
-        if table is None:
-            raise ConfigError(f"{root} has no patient.csv; name its folder with --set simulation.root=DIR")
+        table = table_in(data_folder(self.root, "eicu_demo", "eICU"), "patient.csv*")
         values = {"dataset": "eicu", "table": table, "labels_from": "diagnosis", "seed": self.seed}
         pooled = load_table(parse_data(values, "simulation"))
         return self.write_partitioned(folder, runs, method, pooled)

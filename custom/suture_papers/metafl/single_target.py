@@ -26,7 +26,7 @@ from suture.methods.base import Method
 from suture_papers.chest_xrays.mimic import MimicReportsConfig
 from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
 from suture_papers.metafl.eicu import TEXTS, EicuText
-from suture_papers.public_data import data_folder
+from suture_papers.public_data import data_folder, table_in
 
 _Corpus = Literal["openi", "eicu", "mimic_reports"]
 
@@ -107,21 +107,15 @@ class SingleTargetSites:
         return by_patient(table.patients, table.y, shares, seed_for(self.seed, "site's test", name))
 
     def _pool(self) -> DataConfig:
-        name, title = _FOLDERS[self.corpus]
-        root = data_folder(self.root, name, title)
-        tables = sorted(root.glob(_TABLES[self.corpus]))
-        if not tables:
-            raise ConfigError(
-                f"{root} has no {_TABLES[self.corpus]}; name the folder of {title} with --set "
-                "simulation.root=DIR"
-            )
+        root = data_folder(self.root, *_FOLDERS[self.corpus])
+        table = table_in(root, _TABLES[self.corpus])
         if self.corpus == "openi":
-            return OpeniConfig(root=tables[0], table=tables[0], labels=self.order)
+            return OpeniConfig(root=table, table=table, labels=self.order)
         if self.corpus == "mimic_reports":
             archives = [path for path in (root / name for name in _REPORTS) if path.exists()]
-            return MimicReportsConfig(root=(*archives, root)[0], table=tables[0], labels=self.order)
+            return MimicReportsConfig(root=(*archives, root)[0], table=table, labels=self.order)
         values = {key: getattr(self, key) for key in _EICU}
-        return parse_data({"dataset": "eicu", "table": tables[0], **values}, "simulation")
+        return parse_data({"dataset": "eicu", "table": table, **values}, "simulation")
 
 
 def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str, ...]) -> None:

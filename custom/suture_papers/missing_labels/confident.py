@@ -28,14 +28,12 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.batch import STRONG, WEAK, Augmentation, Batch
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch, Share
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import hyperparameters
 from suture.methods.composed import Composed, LossTerm, Requirements, Step, Supervised, Value
 from suture.protocol.messages import TaskData
-
-Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 @validated(frozen=True, config=STRICT)
@@ -50,9 +48,9 @@ class Thresholds:
         ConfigError: one probability would be both positive and negative.
     """
 
-    positive: Probability = 0.85
-    negative: Probability = 0.005
-    best: Probability = 0.95
+    positive: Share = 0.85
+    negative: Share = 0.005
+    best: Share = 0.95
 
     def __post_init__(self) -> None:
         if self.negative >= self.positive:

@@ -43,7 +43,7 @@ from torch.func import functional_call
 
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.batch import Batch
+from suture.data.batch import Batch, Share
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import (
     LocalRound,
@@ -72,8 +72,6 @@ F1, MEASURED = "f1", "f1_measured"
 RELIABLE = 0.75
 """A class whose F1 is not above it gets no positive pseudo-label."""
 
-_Fraction = Annotated[float, Field(ge=0, le=1)]
-
 
 @validated(frozen=True, config=STRICT)
 class Matching:
@@ -90,8 +88,8 @@ class Matching:
 
     compare: Literal["probability", "similarity"] = "probability"
     threshold: float = 0.5
-    rank: _Fraction = 0.999
-    nearest: _Fraction = 0.99
+    rank: Share = 0.999
+    nearest: Share = 0.99
 
     def labels(self, z: Tensor, y: Tensor, foreign: Tensor, f1: Tensor, label_type: LabelType) -> Tensor:
         """The labels with pseudo-labels of classes that the site does not annotate.

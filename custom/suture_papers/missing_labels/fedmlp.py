@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Augmentation, Batch, view_key
+from suture.data.batch import Augmentation, Batch, Share, view_key
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -77,8 +77,6 @@ STAGE_1, STAGE_2 = "stage-1", "stage-2"
 
 ABSENT, PRESENT = -1, 1
 """Tags of an image and a class; 0 where it has none."""
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @validated(frozen=True, config=STRICT)

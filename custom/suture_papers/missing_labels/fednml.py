@@ -36,7 +36,7 @@ from torch import Tensor
 
 from suture.core.runtime import seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Batch
+from suture.data.batch import Batch, Share
 from suture.learning.training import LocalRound, LocalTraining, Objective, SiteContext, fit, predict
 from suture.methods.base import About, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
@@ -51,8 +51,6 @@ KNOWN, SOFT = "known", "soft"
 
 COUNTS = "counts"
 """N ``[c]`` at a site."""
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 STAY = 0.8
 """How much of the soft label of an unknown class stays in one refinement."""

@@ -21,7 +21,8 @@ from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restrict, row_faults, rows_text
 from suture.data.split import Codes, classes, divide, stratify
 from suture.data.table import SPLITS, Table
-from suture_papers.skin_lesions.isic import by_word, one_hot
+from suture_papers.public_data import one_class
+from suture_papers.skin_lesions.isic import one_hot
 
 SPELLINGS = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """The eight classes as the tables write them, in the order of their numbers."""
@@ -78,7 +79,8 @@ def read_flamby(config: FlambyConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_name" in sheet.header:
-        names, (y, faults) = sheet.column("image_name", _KEY), by_word(sheet, NUMBERS, _KEY)
+        names, words = sheet.column("image_name", _KEY), sheet.column("dx", _KEY)
+        y, faults = one_class(sheet, words, NUMBERS, NUMBERS, "dx")
     elif "image" in sheet.header:
         names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:

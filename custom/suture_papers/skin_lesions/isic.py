@@ -7,22 +7,22 @@ the class as a word and the lesion of each image. For the former,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import not_
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError, nearest
+from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults, rows_text
+from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restrict, row_faults
 from suture.data.split import by_patient
 from suture.data.table import Table
+from suture_papers.public_data import one_class
 
 SPELLINGS = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 """The seven classes as the ground truth writes them; the metadata write them small."""
@@ -70,7 +70,8 @@ def read_isic(config: IsicConfig) -> Reading:
     """
     sheet = read_sheet(config.table)
     if "image_id" in sheet.header:
-        names, (y, faults) = sheet.column("image_id", _KEY), by_word(sheet, WORDS, _KEY)
+        names, words = sheet.column("image_id", _KEY), sheet.column("dx", _KEY)
+        y, faults = one_class(sheet, words, WORDS, WORDS, "dx")
     elif "image" in sheet.header:
         names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:
@@ -87,28 +88,6 @@ def read_isic(config: IsicConfig) -> Reading:
     faults += row_faults(sheet, images, ["lesion"] * len(images), [""] * len(images))
     table = Table(LABELS, tuple(images), tuple(lesions), y, split, config.root)
     return Reading(restrict(table, config), tuple(faults))
-
-
-def by_word(sheet: Sheet, column: Mapping[str, int], key: str) -> tuple[NDArray[np.float32], list[str]]:
-    """Return the labels [n, c] of a column `dx` of words, and a fault for each word that is no class.
-
-    Args:
-        column: the position of the class of each word.
-        key: as in `Sheet.position`.
-    """
-    words = sheet.column("dx", key)
-    y = np.full((len(words), len(column)), np.nan, dtype=np.float32)
-    bad: dict[str, list[int]] = {}
-    for row, word in enumerate(words):
-        if word in column:
-            y[row] = 0
-            y[row, column[word]] = 1
-        else:
-            bad.setdefault(word, []).append(sheet.numbers[row])
-    return y, [
-        f"{sheet.path} {rows_text(numbers)}: unknown dx {word!r}; {nearest(word, column)}"
-        for word, numbers in bad.items()
-    ]
 
 
 def one_hot(sheet: Sheet, spellings: Sequence[str], key: str) -> tuple[NDArray[np.float32], list[str]]:
@@ -132,24 +111,15 @@ def _lesions(sheet: Sheet, names: list[str], config: IsicConfig) -> tuple[list[s
         lesions, faults = sheet.column("lesion_id", _KEY), []
         what = "the lesion is blank; use the official table"
     else:
-        groupings = read_sheet(_groupings(config))
+        remedy = f'set [data] lists to its folder, take {METADATA} as table, or write split = "images"'
+        groupings = read_sheet(beside(config.lists_folder, GROUPINGS, remedy))
         of: dict[str, str] = {}
         pairs = zip(groupings.column("image", _KEY), groupings.column("lesion_id", _KEY), strict=True)
-        torn = [_differs(of, *pair) for pair in pairs]
+        torn = [of.setdefault(image, lesion) != lesion for image, lesion in pairs]
         faults = fault(groupings, torn, "an earlier row assigns its image to another lesion; keep one")
         lesions = [of.get(name, "") for name in names]
         what = f"not listed in {groupings.path}; use the official file"
     return lesions, faults + fault(sheet, map(not_, lesions), what + ' or [data] split = "images"')
-
-
-def _differs(of: dict[str, str], image: str, lesion: str) -> bool:
-    """Record the lesion of an image; return whether an earlier row gives it another one."""
-    return of.setdefault(image, lesion) != lesion
-
-
-def _groupings(config: IsicConfig) -> Path:
-    remedy = f'set [data] lists to its folder, take {METADATA} as table, or write split = "images"'
-    return beside(config.lists_folder, GROUPINGS, remedy)
 
 
 ISIC = DataSet(

@@ -14,7 +14,7 @@ from suture.data.readers import load_table
 from suture.execution.partition import assigned_sites
 from suture.execution.sites import PartitionedSites, Validation, write_parts
 from suture.methods.base import Method
-from suture_papers.public_data import data_folder, images_in
+from suture_papers.public_data import data_folder, images_in, table_in
 from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
 
@@ -64,14 +64,9 @@ def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> I
     Raises:
         ConfigError: the folder has no table.
     """
-    tables = [path for name in (METADATA, TRUTH) for path in sorted(root.glob(f"{name}*"))]
-    if not tables:
-        raise ConfigError(
-            f"{root} has no {METADATA} and no {TRUTH}; name the folder with --set simulation.root=DIR"
-        )
     return IsicConfig(
         root=images_in(root),
-        table=tables[0],
+        table=table_in(root, f"{METADATA}*", f"{TRUTH}*"),
         split=split,
         seed=seed,
         color=True,

@@ -17,11 +17,13 @@ from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import Batch
+from suture.execution.partition import class_lists
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack
+from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import (
     KINDS,
@@ -33,6 +35,7 @@ from suture_papers.fedlsm.mean_teacher import (
     mix,
     subsets,
 )
+from suture_papers.skin_lesions.isic import LABELS as ISIC
 from world import refused
 
 LABELS = ("A", "B", "C")
@@ -310,3 +313,48 @@ def test_entropy_lies_where_it_should(seed: int) -> None:
     assert bool(((several >= 0) & (several <= 1 + 1e-6)).all())
     single = SINGLE.entropy(p / p.sum(dim=1, keepdim=True), known, "paper")
     assert bool(((single >= 0) & (single <= math.log(6) + 1e-6)).all())
+
+
+PRINTED: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "nih": (
+        NIH,
+        {
+            "Consolidation": "AH",
+            "Pneumonia": "B",
+            "Pleural Effusion": "D",
+            "Emphysema": "E",
+            "Edema": "A",
+            "Atelectasis": "D",
+            "Nodule": "EF",
+            "Mass": "C",
+            "Pleural Thickening": "CF",
+            "Cardiomegaly": "DG",
+            "Fibrosis": "BF",
+            "Hernia": "BGH",
+            "Pneumothorax": "AE",
+            "Infiltration": "CGH",
+        },
+    ),
+    "isic": (
+        ISIC,
+        {
+            "Melanoma": "C",
+            "Melanocytic Nevus": "AB",
+            "Basal Cell Carcinoma": "BCDE",
+            "Actinic Keratosis or Intraepithelial Carcinoma": "DE",
+            "Benign Keratosis": "AE",
+            "Dermatofibroma": "BCD",
+            "Vascular Lesion": "A",
+        },
+    ),
+}
+"""The clients that identify each class (supplement, Tables 5 and 6)."""
+
+
+@pytest.mark.parametrize("data", PRINTED)
+def test_the_sites_identify_the_classes_that_the_paper_prints_counts_of(data: str) -> None:
+    labels, printed = PRINTED[data]
+    lists = class_lists("round_robin", labels, len({*"".join(printed.values())}))
+    assert printed == {
+        c: "".join(k for k, own in zip("ABCDEFGH", lists, strict=False) if c in own) for c in labels
+    }

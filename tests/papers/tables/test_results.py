@@ -22,6 +22,7 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import write_json
 from suture.execution.job import Job, load_job, with_settings
 from suture_papers.tables import loading, results
+from suture_papers.studies.page import write_pages
 from suture_papers.tables.claims import load_claims, page_of
 from suture_papers.tables.conduct import _is_finished
 from suture_papers.tables.loading import known_tables, load_spec, papers
@@ -299,8 +300,9 @@ RUNS = PUBLISHED / "runs"
 def test_every_complete_table_is_published_as_its_runs_give_it(tmp_path: Path) -> None:
     shutil.copytree(RUNS, tmp_path / "runs")
     written = [path for paper in papers() for path in write_page(paper, tmp_path)]
-    others = {"attacks.md", "claims.md", "decisions.md", "fedlsm_counts.md", "hierarchy.md", "README.md"}
-    published = {path.name for path in PUBLISHED.iterdir() if path.suffix in (".md", ".svg")}
+    written += write_pages(tmp_path)
+    others = {"attacks.md", "claims.md", "decisions.md", "hierarchy.md", "README.md"}
+    published = {path.name for path in PUBLISHED.iterdir() if path.is_file() and path.suffix != ".toml"}
     assert {path.name for path in written} == published - others
     for path in written:
         assert path.read_bytes() == (PUBLISHED / path.name).read_bytes()
