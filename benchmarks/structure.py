@@ -46,7 +46,7 @@ WRITTEN = (
 )
 """The classes of what a user writes, or their base."""
 USES = (
-    *("jobs/**/*", "custom/suture_papers/*/tables/**/*", "examples/**/*"),
+    *("jobs/**/*", "custom/suture_papers/*/tables/**/*", "custom/suture_papers/studies/*", "examples/**/*"),
     *("benchmarks/**/*", "tests/hospital*.py"),
 )
 TINY = "run demo --env local --workers 1 --rounds 2 --set simulation.images=30 --set simulation.held_out=30"

@@ -21,8 +21,8 @@ from stored_by_hand import SPEC, filled, store, task
 from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import write_json
 from suture.execution.job import Job, load_job, with_settings
-from suture_papers.tables import loading, results
 from suture_papers.studies.page import write_pages
+from suture_papers.tables import loading, results
 from suture_papers.tables.claims import load_claims, page_of
 from suture_papers.tables.conduct import _is_finished
 from suture_papers.tables.loading import known_tables, load_spec, papers
