@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,9 @@ from suture_papers.studies.design import Design, Metric, Run, Settings, Tuning
 from suture_papers.studies.measure import record_test, record_validation
 from suture_papers.studies.plan import register
 from suture_papers.studies.records import Record, Records
+
+Measure = Callable[[Path, Metric], dict[str, Any]]
+"""What is stored of the run in a folder."""
 
 FIRST = 1
 """The fold whose validation data tune."""
@@ -83,11 +85,10 @@ def conduct(design: Design, to: Conduct) -> None:
         ThreadPoolExecutor(to.at_once) as threads,
     ):
 
-        def done(run: Run, what: Callable[[Path, Metric], dict[str, Any]]) -> Record:
+        def done(run: Run, what: Measure) -> Record:
             record = to.store.find(run.name)
             if record is None:
-                record_run = partial(what, metric=design.study.metric)
-                arguments = (run.job, run.options(to.data_root), to.work / run.name, record_run)
+                arguments = (run.job, run.options(to.data_root), to.work / run.name, what, design.study.metric)
                 record = processes.submit(_run, *arguments).result() | {"row": run.row}
                 to.store.put(run.name, record)
                 to.report(f"{run.name}: {record.get('mean') or max(record['validation'])}")
@@ -115,10 +116,10 @@ def _all(to: Conduct, futures: Mapping[str, Any]) -> None:
         raise FederationError(f"{len(failed)} of {len(names)} runs failed\n{listed}")
 
 
-def _run(job: str, options: list[str], out: Path, record: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _run(job: str, options: list[str], out: Path, measure: Measure, metric: Metric) -> dict[str, Any]:
     """Do a run in this process, and return its record."""
     run_job(with_settings(load_job(job), options), "local", out, overwrite=True)
-    found = record(out)
+    found = measure(out, metric)
     shutil.rmtree(out)
     return found
 

@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError, check_known, unknown
 from suture.core.files import read_toml
 from suture.core.validation import STRICT, parse
 from suture.data.split import FOLDS
-from suture.execution.job import job_file
+from suture.execution.job_files import job_file
 
 DATA = "{data}"
 """Stands for the data root in a setting."""
@@ -176,6 +176,7 @@ class Design:
             ConfigError: the job is no file of TOML, whose settings could be compared.
         """
         study, setting = self.study, self.study.settings[self.key]
+        job = read_toml(job_file(study.job))
         content = {
             "control": study.control,
             "primary": study.primary,
@@ -184,7 +185,7 @@ class Design:
             "tuning": asdict(study.tuning),
             "seeds": study.seeds,
             "set": study.set | setting.set,
-            "job": {k: v for k, v in read_toml(job_file(study.job)).items() if k not in ("title", "presets")},
+            "job": {key: value for key, value in job.items() if key not in ("title", "presets", "selection")},
         }
         found: dict[str, Any] = json.loads(json.dumps(content))
         return found
@@ -237,8 +238,8 @@ def load_study(name: str) -> dict[str, Design]:
     named = {"control": study.control, "primary": study.primary}
     named |= {f"rows.{key}.like": row.like for key, row in study.rows.items() if row.like}
     named |= {f"settings.{key}.skip": row for key, one in study.settings.items() for row in one.skip}
-    for where, row in named.items():
-        check_known(f"row in {where} of {path}", row, study.rows)
+    for where, name_of_row in named.items():
+        check_known(f"row in {where} of {path}", name_of_row, study.rows)
     for key, row in study.rows.items():
         if row.like and study.rows[row.like].like:
             raise ConfigError(

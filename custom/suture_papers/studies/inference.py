@@ -86,7 +86,7 @@ def influence(
     area = float(below.mean())
     moved = np.empty(len(known))
     moved[truth], moved[~truth] = (below - area) / len(positives), (above - area) / len(negatives)
-    return area, np.bincount(owner, moved, patients)
+    return area, _by_patient(owner, moved, patients)
 
 
 def recall_influence(
@@ -101,15 +101,18 @@ def recall_influence(
     if not truth.any():
         return None
     recall = float(hit[truth].mean())
-    return recall, np.bincount(patient[truth], (hit[truth] - recall) / truth.sum(), patients)
+    return recall, _by_patient(patient[truth], (hit[truth] - recall) / truth.sum(), patients)
+
+
+def _by_patient(patient: NDArray[np.intp], moved: Floats, patients: int) -> Floats:
+    return np.bincount(patient, moved, patients).astype(np.float64)
 
 
 def _share_below(values: Floats, others: Floats) -> Floats:
     """Return the share of `others` below each value; ties count half."""
     ordered = np.sort(others)
-    sides = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    shares: Floats = sum(sides) / (2 * len(ordered))
-    return shares
+    below, not_above = np.searchsorted(ordered, values, "left"), np.searchsorted(ordered, values, "right")
+    return (below + not_above) / (2.0 * len(ordered))
 
 
 def difference(
@@ -142,7 +145,7 @@ def difference(
         spare += n - 1
         runs += n
     if not folds or any(math.isnan(shift) for shift in shifts):
-        return Difference(*[math.nan] * 4, tuple(shifts), math.nan)
+        return Difference(math.nan, math.nan, math.nan, math.nan, tuple(shifts), math.nan)
     value = float(np.mean(shifts))
     by_patients = max(0.0, by_patients) / len(folds) ** 2
     by_seeds = within / spare / runs if spare else 0.0

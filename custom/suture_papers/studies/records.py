@@ -58,7 +58,7 @@ class Records:
 
     def seconds(self) -> float:
         """Return what all runs have taken."""
-        return sum(record.get("seconds", 0.0) for record in self._known.values())
+        return sum(float(record.get("seconds", 0.0)) for record in self._known.values())
 
 
 def _read(path: Path) -> dict[str, Record]:
