@@ -466,8 +466,8 @@ class Server:
     def close_validation(self, missing: Mapping[str, str]) -> None:
         """Select the round whose model is the result.
 
-        Where no site sends an AUROC of enough images, losses or the last round stand in: before round 1 nobody
-        knows that.
+        Where no site sends an AUROC of enough images, losses or the last round stand in; nobody knows before
+        round 1 whether one will.
 
         Raises:
             FederationError: no validation loss was ever measured.
