@@ -161,7 +161,7 @@ def _noun(findings: Mapping[str, Findings]) -> str:
 
 
 def _by_loss(job: Job | None) -> bool:
-    return job is None or job.selection == "site_loss"
+    return job is not None and job.selection == "site_loss"
 
 
 def _other_modalities(

@@ -28,9 +28,8 @@ _SENTENCES = {
     "no_batch_norm": "{model} has no batch norm, so batch_norm={policy!r} changes nothing.",
     "frozen_batch_norm": "Batch norm is frozen (FedBN+), and {model} was not pretrained: it keeps mean 0 and "
     "variance 1, so it does not normalise. Set model.weights, or another batch_norm.",
-    "kept_last": "The last round was kept, because no site may send the AUROC of a class with {fewest} "
-    "positives and {fewest} negatives among its validation images, and selection = 'site_auroc' compares "
-    "rounds by nothing else.",
+    "selected_by": "No site sent a validation AUROC of {fewest} positives and {fewest} negatives or more, so "
+    "selection = '{by}' was applied instead of 'site_auroc'.",
     "method": "{text}",
     "experimental": EXPERIMENTAL,
     "few_owners": "Secure aggregation: fewer than {fewest} sites annotate {labels}. All sites train these "

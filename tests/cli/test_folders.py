@@ -104,6 +104,8 @@ def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> 
     write_table(tmp_path / "a" / "t.csv", rows)
     study = tmp_path / "study"
     suture("init", study, f"--site=alpha={tmp_path / 'a'}", "--yes")
+    job = (study / "job.toml").read_text()
+    (study / "job.toml").write_text(f'selection = "site_loss"\n{job}')
     said = " ".join(suture("check", study).split())
     assert "in a federation no round can be selected" in said
     assert "alpha: 0 validation images" in said

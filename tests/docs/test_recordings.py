@@ -39,6 +39,7 @@ def sketch(text: str) -> list[str]:
     """The words as they are on every machine: in no order of lines, and without figures of training."""
     text = re.sub(r"~?\d\.\d(–\d\.\d)?", "#", text)
     text = re.sub(r"model of round \d+", "model of round #", text)
+    text = re.sub(r"(?m)^Round \d+ of 10 was kept: .*$", "Round # was kept", text)
     return sorted(re.sub("[─━]+", "─", text).split())
 
 

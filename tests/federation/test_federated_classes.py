@@ -148,8 +148,8 @@ def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("after", "after_sites"):
         before = getattr(ModelSelection, name)
 
-        def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> ModelSelection:
-            found: ModelSelection = self if self.best else before(self, candidate)
+        def once(self: ModelSelection, *candidate: Any, before: Any = before) -> ModelSelection:
+            found: ModelSelection = self if self.best else before(self, *candidate)
             return found
 
         monkeypatch.setattr(ModelSelection, name, once)

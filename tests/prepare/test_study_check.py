@@ -81,11 +81,13 @@ def test_the_remedies_that_a_problem_names_settle_it() -> None:
         name: site(images=dict.fromkeys(SPLITS, 3), counts={label: counts})
         for name, label in (("alpha", "Xanthosis"), ("beta", "Xanthosys"))
     }
-    alike, lossless = checked(few, SMALL).problems
+    by_loss = replace(SMALL, selection="site_loss")
+    alike, lossless = checked(few, by_loss).problems
     assert 'accept_labels = ["Xanthosys"]' in alike
     assert 'selection = "last"' in lossless
-    assert checked(few, replace(SMALL, accept_labels=("Xanthosys",))).problems == (lossless,)
-    assert checked(few, replace(SMALL, accept_labels=True, selection="last")).problems == ()
+    assert checked(few, replace(by_loss, accept_labels=("Xanthosys",))).problems == (lossless,)
+    for selection in ("last", "site_auroc"):
+        assert checked(few, replace(by_loss, accept_labels=True, selection=selection)).problems == ()
 
 
 def test_what_a_site_does_not_permit_is_told_and_with_limits_a_problem() -> None:

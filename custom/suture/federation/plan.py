@@ -287,12 +287,13 @@ class Schedule:
         round_timeout: seconds in which a site must answer a task.
         grace: seconds for which a round waits for further updates after `min_sites` have arrived; None waits
             until the timeout, but not for a site that is lost or gone. Later updates are ignored.
-        selection: which round's model is the result: the one with the lowest mean validation loss of the
-            sites (`site_loss`; ties by the highest AUROC), the highest mean of their validation AUROCs of
-            classes with at least ten positives and ten negatives at the site (`site_auroc`; the last round
-            where no site may release one), the highest mean AUROC on the server's validation data
-            (`server_metric`), the highest balanced accuracy there (`server_balanced_accuracy`, multiclass
-            only), or the `last`. If the head is re-trained, one of those rounds.
+        selection: which round's model is the result: the one with the highest mean of the sites' validation
+            AUROCs of classes with at least ten positives and ten negatives at the site (`site_auroc`;
+            `site_loss` where no site sends one, and `last` where none sends a loss either), the lowest mean
+            of their validation losses (`site_loss`; ties by the highest AUROC), the highest mean AUROC on
+            the server's validation data (`server_metric`), the highest balanced accuracy there
+            (`server_balanced_accuracy`, multiclass only), or the `last`. If the head is re-trained, one of
+            those rounds.
         patience: training stops after this number of rounds without improvement; None trains all `rounds`.
         max_failed_rounds: the job stops after this number of consecutive rounds without enough updates.
         max_update: an update is rejected if its norm is more than this many times that of the model, or of
@@ -321,7 +322,7 @@ class Schedule:
     min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
     grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
-    selection: Selection = "site_loss"
+    selection: Selection = "site_auroc"
     patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0

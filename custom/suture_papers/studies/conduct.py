@@ -88,7 +88,13 @@ def conduct(design: Design, to: Conduct) -> None:
         def done(run: Run, what: Measure) -> Record:
             record = to.store.find(run.name)
             if record is None:
-                arguments = (run.job, run.options(to.data_root), to.work / run.name, what, design.study.metric)
+                arguments = (
+                    run.job,
+                    run.options(to.data_root),
+                    to.work / run.name,
+                    what,
+                    design.study.metric,
+                )
                 record = processes.submit(_run, *arguments).result() | {"row": run.row}
                 to.store.put(run.name, record)
                 to.report(f"{run.name}: {record.get('mean') or max(record['validation'])}")

@@ -276,6 +276,6 @@ def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_t
     assert standings.best == Best(2, 0.0)
     standings = standings.restore(states, 3, "site_loss")
     assert standings.of("a") == 3
-    standings = standings.after_sites(Best(4, -0.5)).restore(states, 5, "site_loss")
+    standings = standings.after_sites(Best(4, -0.5), "site_loss").restore(states, 5, "site_loss")
     assert standings.best == Best(4, -0.5)
     assert not standings.over(5, 2)

@@ -52,7 +52,7 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
         best = better(best, Best(round_, -loss, auroc))
         chosen.append(best.round)
     assert chosen == [1, 2, 3, 4, 4, 4]
-    standings = ModelSelection().after_sites(Best(1, -0.5, 0.7))
+    standings = ModelSelection(by="site_loss").after_sites(Best(1, -0.5, 0.7), "site_loss")
     standings = standings.after_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
     standings = standings.after_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
     assert (standings.of("a"), standings.of("b")) == (2, 1)
@@ -60,12 +60,12 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
 
 def test_a_run_in_which_nothing_improves_is_stopped_by_patience() -> None:
     """Rounds of equal loss: the later one is kept, and is no improvement."""
-    standings = ModelSelection()
+    standings = ModelSelection(by="site_loss")
     for round_, (loss, auroc) in enumerate([(0.5, 0.7), (0.4, 0.8), (0.4, 0.8), (0.4, 0.8)], 1):
-        standings = standings.after_sites(Best(round_, -loss, auroc))
+        standings = standings.after_sites(Best(round_, -loss, auroc), "site_loss")
         assert standings.over(round_, 2) is (round_ == 4)
     assert standings.best == Best(4, -0.4, 0.8)
-    standings = standings.after_sites(Best(5, -0.4, 0.9))
+    standings = standings.after_sites(Best(5, -0.4, 0.9), "site_loss")
     assert not standings.over(5, 2)
 
 
@@ -78,11 +78,11 @@ def best(round_: int, **losses: float) -> Best:
 def test_a_round_is_compared_by_the_sites_that_measured_both() -> None:
     """A site with a high loss joins: the mean rises, and the model is better at the site that was there."""
     joined = best(2, old=0.5, new=1.3)
-    standings = ModelSelection(best(1, old=0.6), improved=1).after_sites(joined)
+    standings = ModelSelection(best(1, old=0.6), improved=1, by="site_loss").after_sites(joined, "site_loss")
     assert (standings.best, standings.improved) == (joined, 2)
-    standings = standings.after_sites(best(3, old=0.55))
+    standings = standings.after_sites(best(3, old=0.55), "site_loss")
     assert standings.best == joined, "the site with the high loss is missing, and the other one lost"
-    assert standings.after_sites(best(4, other=0.1)).best == joined, "nobody measured both"
+    assert standings.after_sites(best(4, other=0.1), "site_loss").best == joined, "nobody measured both"
 
 
 def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
@@ -91,9 +91,10 @@ def test_a_site_that_annotates_another_class_measures_another_loss() -> None:
     two = classes_of("beta", ["Nodule", "Mass"])
     assert two == classes_of("beta", ["Mass", "Nodule"])
     second = Best(2, -0.7, parts={classes_of("alpha", ["Mass"]): -0.5, two: -0.9})
-    assert ModelSelection(first, improved=1).after_sites(second) == ModelSelection(second, improved=2)
+    standings = ModelSelection(first, improved=1, by="site_loss").after_sites(second, "site_loss")
+    assert standings == ModelSelection(second, improved=2, by="site_loss")
     third = Best(3, -0.3, parts={classes_of("alpha", ["Mass"]): -0.55, classes_of("beta", ["Mass"]): -0.05})
-    assert ModelSelection(second).after_sites(third).best == second
+    assert ModelSelection(second, by="site_loss").after_sites(third, "site_loss").best == second
 
 
 def test_a_model_of_a_site_that_annotates_another_class_is_selected_anew() -> None:
@@ -130,6 +131,15 @@ def test_an_auroc_of_few_images_has_no_say() -> None:
     assert every is not None
     assert (every.round, every.value, every.tie, len(every.parts)) == (3, pytest.approx(0.8), -0.5, 3)
     assert over_sites(by_aurocs(3, {}, {"c": scores["c"]}), 0.0) is None
+
+
+def test_losses_stand_in_for_aurocs_until_there_are_some() -> None:
+    standings = ModelSelection(by="site_auroc").after_sites(Best(1, -0.5), "site_loss")
+    standings = standings.after_sites(Best(2, -0.4), "site_loss").after_sites(Best(3, -0.45), "site_loss")
+    assert (standings.best, standings.by) == (Best(2, -0.4), "site_loss")
+    first = standings.after_sites(Best(4, 0.3), "site_auroc")
+    assert (first.best, first.by) == (Best(4, 0.3), "site_auroc")
+    assert first.after_sites(Best(5, -0.1), "site_loss") == first
 
 
 # Scores

@@ -21,11 +21,12 @@ from suture.federation.server import server as module
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.server import Server, Stage
 from suture.federation.state_files import Rounds
+from suture.learning.evaluation import NOTHING
 from suture.learning.training import LocalTraining
 from suture.methods.individual import Individual
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.protocol.messages import Abstain, SiteInfo, TaskData
+from suture.protocol.messages import Abstain, Evaluation, SiteInfo, TaskData
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
@@ -244,13 +245,29 @@ def test_selection_by_the_aurocs_of_enough_images(kind: Any, tiny: Any) -> None:
             assert server.state.standings.of(site) == 1 + own.index(max(own))
 
 
-def test_without_an_auroc_of_enough_images_the_last_round_is_kept_and_a_note_says_so(tiny: Any) -> None:
+def test_without_an_auroc_of_enough_images_losses_decide_and_a_note_says_so(tiny: Any) -> None:
     """25 images at a site, of which a few are for validation."""
     server = tiny(METHOD, rounds=2, selection="site_auroc").run()
-    assert [line["validation"]["selecting_auroc"] for line in history(server)] == [None, None]
+    found = [line["validation"] for line in history(server)]
+    assert [one["selecting_auroc"] for one in found] == [None, None]
     run = record(server, "run.json")
-    assert (run["selected_round"], run["selection"]) == (2, "last")
-    assert "kept_last" in [note["code"] for note in run["notes"]]
+    assert run["selection"] == "site_loss"
+    assert run["selected_round"] == (1 if found[0]["loss"] < found[1]["loss"] else 2)
+    assert [note["values"]["by"] for note in run["notes"] if note["code"] == "selected_by"] == ["site_loss"]
+
+
+def test_without_any_figure_the_last_round_is_kept_and_a_note_says_so(tiny: Any) -> None:
+    federation = tiny(METHOD, rounds=1, selection="site_auroc")
+
+    def silent(site: str, task: TaskData, answer: Packed) -> Packed:
+        reply = unpack(answer)
+        if isinstance(reply, Evaluation) and task.split == "validation":
+            empty = replace(reply.metrics, loss=None, classes=dict.fromkeys(reply.metrics.classes, NOTHING))
+            return pack(replace(reply, metrics=empty))
+        return answer
+
+    described = record(run(federation, change=silent), "run.json")
+    assert (described["selected_round"], described["selection"]) == (1, "last")
 
 
 def test_a_selection_by_the_server_needs_its_labelled_data(tiny: Any) -> None:

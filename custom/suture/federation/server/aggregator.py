@@ -123,7 +123,7 @@ class Aggregator:
         self, line: Round, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
     ) -> RunState:
         """Consider the newest committed round by the sites' figures, and add these to its pending line."""
-        number, standings, by = line.round, state.standings, self.schedule.selection
+        number, standings = line.round, state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         aurocs = {site: condense(metrics[site]).auroc for site in losses}
         joined = SiteRound("missing", "joined after this round")
@@ -146,10 +146,13 @@ class Aggregator:
             auroc_step=coarsest(score.step for at in scores.values() for score in at.values()),
         )
         line = replace(line, sites=line.sites | sites, validation=validation)
-        if by in MEASURED_AT_SITES and self.context(number).phase.selectable:
-            own = telling if by == "site_auroc" else by_losses(number, losses, scores)
-            if every := by_auroc if by == "site_auroc" else over_sites(own, auroc or 0.0):
-                standings = standings.after_sites(every)
+        if self.schedule.selection in MEASURED_AT_SITES and self.context(number).phase.selectable:
+            own = by_losses(number, losses, scores)
+            by_loss = over_sites(own, auroc or 0.0)
+            if self.schedule.selection == "site_auroc" and by_auroc:
+                own, standings = own | telling, standings.after_sites(by_auroc, "site_auroc")
+            elif by_loss:
+                standings = standings.after_sites(by_loss, "site_loss")
             if self.plan.method.sharing.personal == "model":
                 standings = standings.after_own(own)
         return replace(state, pending=line, standings=standings)

@@ -57,7 +57,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
         held_out, spent = server.held_out, _collect_spent(server)
         server.record.update(
             selected_round=selected,
-            selection=server.selected_by,
+            selection=server.state.standings.by or server.schedule.selection,
             spent={site: asdict(one) for site, one in spent.items()},
             unmeasured=server.unmeasured,
             measured_here=list(held_out.measurable_labels("validation")) if held_out else [],

@@ -387,10 +387,19 @@ class ModelSelection:
         better = best is None or seen.value > best.value
         return self._with(candidate, best, seen) if better else self
 
-    def after_sites(self, candidate: Best) -> ModelSelection:
-        """Consider a round that may be the best by the sites' validation figures."""
-        best, seen = in_common(self.best, candidate)
-        return self._with(candidate, best, seen) if better(best, seen) is seen else self
+    def after_sites(self, candidate: Best, by: Selection) -> ModelSelection:
+        """Consider a round that may be the best by the sites' validation figures.
+
+        Args:
+            by: which figures; losses stand in for AUROCs until there are some.
+        """
+        known = self.best if self.best and not self.best.unmeasured else None
+        if known and self.by != by:
+            if by == "site_loss":
+                return self
+            known = None
+        best, seen = in_common(known, candidate)
+        return replace(self, by=by)._with(candidate, best, seen) if better(best, seen) is seen else self
 
     def _with(self, found: Best, best: Best | None, seen: Best) -> ModelSelection:
         improves = best is None or seen.value > best.value + _SAME or seen.tie > best.tie + _SAME
@@ -421,9 +430,10 @@ class ModelSelection:
                 *(states.folder, best.round, number),
             )
             best = Best(number, UNMEASURED)
-        if self.by != selection or (best and not comparable):
+        stands_in = selection == "site_auroc" and self.by == "site_loss"
+        if (self.by != selection and not stands_in) or (best and not comparable):
             best, improved = Best(number, UNMEASURED), number
-        return replace(self, best=best, improved=improved, by=selection)
+        return replace(self, best=best, improved=improved, by=self.by if stands_in else selection)
 
     def over(self, measured: int, patience: int | None) -> bool:
         """Whether the last `patience` measured rounds were no better than the best."""

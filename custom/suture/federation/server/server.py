@@ -19,7 +19,7 @@ import torch
 from suture.core.errors import FederationError
 from suture.core.labels import check_sites
 from suture.data.config import SiteConfig
-from suture.federation.plan import Plan, Schedule, Selection, needed_sites
+from suture.federation.plan import Plan, Schedule, needed_sites
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.checks import (
     HeldOut,
@@ -209,10 +209,11 @@ class Server:
         codes = found.state.codes
         if codes[-1][1] != self.plan.code:
             codes = (*codes, (found.round, self.plan.code))
-        by, absent = self.schedule.selection, self.plan.method.labels.unknown == "negative"
+        standings, absent = found.state.standings, self.plan.method.labels.unknown == "negative"
         # Where unknown labels are taught as absent, every site's loss is over all classes.
-        same = not (by == "site_loss" and absent) or found.model.labels == self.registry.labels
-        standings = found.state.standings.restore(self.states, found.round, by, comparable=same)
+        same = not (standings.by == "site_loss" and absent) or found.model.labels == self.registry.labels
+        by = self.schedule.selection
+        standings = standings.restore(self.states, found.round, by, comparable=same)
         self.round, self.state = found.round, replace(found.state, codes=codes, standings=standings)
         self.model = with_labels(found.model, self.registry.labels, self.plan)
         self._keep_best()
@@ -465,8 +466,8 @@ class Server:
     def close_validation(self, missing: Mapping[str, str]) -> None:
         """Select the round whose model is the result.
 
-        By the sites' AUROCs that is the last one where no class of a site has enough images: no site says so
-        before it has measured a model.
+        Where no site sends an AUROC of enough images, losses or the last round stand in; nobody knows before
+        round 1 whether one will.
 
         Raises:
             FederationError: no validation loss was ever measured.
@@ -474,18 +475,18 @@ class Server:
         self._close(missing)
         self.enter(Stage.IDLE)
         self._note_validation()
-        standings = self.state.standings
-        unmeasured = standings.best is None or standings.best.unmeasured
-        if unmeasured and self.schedule.selection == "site_auroc":
-            last = Best(self.round, UNMEASURED)
-            self.state = replace(self.state, standings=replace(standings, best=last))
-            self.record.note([Note("kept_last", {"fewest": FEW})])
-        elif standings.best is None:
+        standings, by = self.state.standings, self.schedule.selection
+        if by == "site_auroc" and (standings.best is None or standings.best.unmeasured):
+            standings = replace(standings, best=Best(self.round, UNMEASURED), by="last")
+            self.state = replace(self.state, standings=standings)
+        if standings.best is None:
             raise FederationError(
                 "no validation loss was measured, so no round can be selected; give the sites "
                 "validation data (enough for their min_loss and min_count), or resume with selection = "
                 "'last'"
             )
+        if standings.by and standings.by != by:
+            self.record.note([Note("selected_by", {"fewest": FEW, "by": standings.by})])
         self._keep_best()
 
     @property
@@ -520,12 +521,6 @@ class Server:
         """The round whose model is the result."""
         best = self.state.standings.best
         return best.round if best else self.round
-
-    @property
-    def selected_by(self) -> Selection:
-        """The rule that has selected it: the job's, or `last` where no site has measured a round by that."""
-        best = self.state.standings.best
-        return "last" if best and best.unmeasured else self.schedule.selection
 
     def select_model(self) -> GlobalModel:
         """Read the model that predicts of the selected round; where none could be selected, of the last one.
