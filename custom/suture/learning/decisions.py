@@ -40,8 +40,15 @@ from suture.protocol.decisions import (
     Operating,
     Rule,
 )
-from suture.protocol.egress import complementary, influence_without_one, largest_share, near, on_grid
-from suture.protocol.messages import Labels, few, round_figure
+from suture.protocol.egress import (
+    complementary,
+    influence_without_one,
+    largest_share,
+    near,
+    on_grid,
+    round_figure,
+)
+from suture.protocol.messages import Labels, few
 
 _Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""

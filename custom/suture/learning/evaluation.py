@@ -65,19 +65,10 @@ from suture.protocol.egress import (
     largest_share,
     near,
     on_grid,
+    round_figure,
     step_of,
 )
-from suture.protocol.messages import (
-    FEW,
-    LARGEST,
-    ClassScore,
-    Counts,
-    Figures,
-    Labels,
-    Metrics,
-    Scores,
-    round_figure,
-)
+from suture.protocol.messages import FEW, LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores
 
 
 def expect_context(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:
