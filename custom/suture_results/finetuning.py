@@ -30,9 +30,9 @@ from suture.data.split import by_patient
 from suture.data.table import Split
 from suture.execution.job import TUNED, FineTuning
 from suture.execution.sites import TARGETS
-from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
+from suture.learning.steps import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.class_names import class_names

@@ -27,7 +27,7 @@ from suture.core.processes import usable_cores
 from suture.core.runtime import moved, repeatable, unusable
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inspection import size_notes
-from suture.learning.losses import probabilities
+from suture.learning.steps import probabilities
 from suture.learning.training import evaluation_batch, retry_in_smaller_batches
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing

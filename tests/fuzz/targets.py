@@ -37,7 +37,8 @@ from suture.federation.server.state import read_newest
 from suture.federation.site.store import FirstCounts, States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.learning.training import LocalTraining, load_optimiser_state, optimiser_of
+from suture.learning.steps import load_optimiser_state, optimiser_of
+from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash

@@ -30,7 +30,8 @@ from suture.learning.evaluation import (
     overall,
     ranking,
 )
-from suture.learning.training import NonFiniteLoss, SiteContext
+from suture.learning.steps import NonFiniteLoss
+from suture.learning.training import SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec

@@ -17,7 +17,7 @@ from suture.data.batch import MILD, Samples
 from suture.federation.site import diagnostics as compiling
 from suture.federation.site.diagnostics import compile_backbone
 from suture.learning import training
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import (
     LocalRound,
     LocalTraining,

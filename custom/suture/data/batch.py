@@ -1,4 +1,4 @@
-"""Samples and batches: the inputs of a model with their labels, their augmentation, and batches made ahead.
+"""Samples and batches: the inputs of a model with their labels, and their augmentation.
 
 In a batch each image has its own random transform, in one resampling.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,41 +24,9 @@ from suture.core.labels import LabelSet
 from suture.core.runtime import generator_for, moved
 from suture.core.validation import STRICT
 
-_T = TypeVar("_T")
-
-
-def prefetch(items: Iterable[_T], count: int) -> Iterator[_T]:
-    """Yield the items in their order, while one thread makes the `count` next ones.
-
-    An error of making an item is raised where that item would have been yielded. The thread has ended when
-    the last item was yielded, an error was raised, or the iterator was closed.
-
-    Args:
-        count: of items that wait at most; 0 makes each when it is asked for, without a thread.
-    """
-    source = iter(items)
-    if not count:
-        yield from source
-        return
-    end = object()
-    maker = ThreadPoolExecutor(1, "suture-batches")
-    try:
-        waiting = deque(maker.submit(next, source, end) for _ in range(count))
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(maker.submit(next, source, end))
-            yield item  # type: ignore[misc]
-    finally:
-        maker.shutdown(cancel_futures=True)
-
-
 FEATURES, ROW = "features", "row"
 """Names of inputs: features ``[n, d]`` that a frozen encoder computed of images or documents, in their place;
 and the number of each among the samples of its split ``[n]``, by which its views are found."""
-
-
-def view_key(inputs: Mapping[str, Tensor]) -> str:
-    """Return the name of the input that methods have views of: the image, or its features."""
-    return FEATURES if FEATURES in inputs else "image"
 
 
 @dataclass(frozen=True)

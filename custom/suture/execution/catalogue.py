@@ -169,7 +169,7 @@ def _registries() -> dict[str, Registry[Any]]:
 def from_registries() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json has to hold."""
     from suture.methods import METHODS
-    from suture.models.encoders import FAMILIES
+    from suture.models import FAMILIES
 
     def ours(made: Any) -> bool:
         return of_this_distribution(made.__module__)  # others may have been registered meanwhile

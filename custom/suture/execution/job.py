@@ -44,9 +44,8 @@ from suture.federation.server.checks import check_has_models
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
+from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, is_stored, self_contained, vocabulary_of
 from suture.models.documents import with_digest
-from suture.models.encoders import is_stored
 from suture.privacy.robust import check_fits
 from suture.privacy.secure_aggregation import SecureAggregation, check_secure
 from suture.protocol.packing import Transport

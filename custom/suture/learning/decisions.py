@@ -27,9 +27,9 @@ from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrate, expected_calibration_error, fit, log_odds
-from suture.learning.losses import probabilities
 from suture.learning.metrics import Curves, Floats, histogram, rates
 from suture.learning.operating_points import thresholds
+from suture.learning.steps import probabilities
 from suture.protocol.decisions import (
     CELLS,
     Decided,

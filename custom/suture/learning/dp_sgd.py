@@ -34,7 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError
 from suture.data.batch import Batch
-from suture.learning.losses import Objective
+from suture.learning.steps import Objective
 from suture.models.classifier import Classifier
 
 Draw = Callable[[int], bytes]

@@ -23,7 +23,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import LabelLoss, masked_loss
+from suture.learning.steps import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.models import ModelSpec
 from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, split_state

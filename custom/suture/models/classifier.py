@@ -14,7 +14,7 @@ import copy
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -104,6 +104,25 @@ RowInit = Literal["random", "named"]
 
 SCALE = 30.0
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Let a network reorder its images to channels last in memory; its convolutions keep that order.
+
+    On a CPU ResNet-18 and DenseNet121 are 1.1 to 1.4 times as fast with it. The network's own tensors stay
+    as they are.
+    """
+    network.register_forward_pre_hook(_reorder)
+    return network
+
+
+def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    # `vmap` cannot reorder; a compiler would break its graph in two at the question.
+    if not torch.compiler.is_compiling() and any(
+        map(torch._C._functorch.is_functorch_wrapped_tensor, images)
+    ):
+        return images
+    return tuple(image.to(memory_format=torch.channels_last) for image in images)
 
 
 class _CosineHead(nn.Linear):

@@ -40,7 +40,7 @@ from suture.core.entry_points import needed
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.learning.dp_sgd import Draw, gaussian
-from suture.learning.training import NonFiniteLoss
+from suture.learning.steps import NonFiniteLoss
 from suture.protocol.egress import add_prefix, round_figure, strip_prefix, training_loss
 from suture.protocol.messages import TaskData, Trait, Update, fields_with
 from suture.protocol.packing import VARIANCE

@@ -25,7 +25,7 @@ from suture.core.errors import ConfigError, DataError, check_known
 from suture.core.runtime import generator_for, moved, repeatable, seed_for, seed_torch
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Share, choose, pad, resample, spread
-from suture.learning.training import SGD, StepLosses
+from suture.learning.steps import SGD, StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
 from suture.models.priors import LUMA

@@ -21,7 +21,7 @@ from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import MILD, Augmentation
 from suture.federation.plan import Plan
-from suture.learning.losses import balanced_ce
+from suture.learning.steps import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg

@@ -40,14 +40,8 @@ from suture.learning.evaluation import (
 )
 from suture.learning.features import FeatureStore
 from suture.learning.samples import SiteSamples, annotate, load_samples, single_target
-from suture.learning.training import (
-    GradientOverflow,
-    LocalRound,
-    LocalTraining,
-    SiteContext,
-    check_memory,
-    on_known,
-)
+from suture.learning.steps import GradientOverflow
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, check_memory, on_known
 from suture.methods.base import RoundContext, learns_one_sided, local_round, loss_of
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors

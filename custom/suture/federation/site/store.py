@@ -41,7 +41,7 @@ from suture.federation.site.patient_privacy import count_mechanism, mechanism_of
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
 from suture.learning.evaluation import NOTHING, counts_of
-from suture.learning.training import LOSS_SCALE
+from suture.learning.steps import LOSS_SCALE
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabel
 from suture.privacy.differential_privacy import Mechanism, protect
