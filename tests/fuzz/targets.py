@@ -34,7 +34,8 @@ from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
-from suture.federation.site.store import FirstCounts, States
+from suture.federation.site.releases import FirstCounts
+from suture.federation.site.trainer import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.learning.steps import load_optimiser_state, optimiser_of
