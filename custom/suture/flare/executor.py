@@ -20,7 +20,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.core.errors import Aborted, ConfigError, RejectedUpdate
-from suture.core.runtime import abortable
+from suture.data.batch import abortable
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error

@@ -27,6 +27,7 @@ from suture.data.batch import (
     ROW,
     Augmentation,
     Batch,
+    Preprocessing,
     Samples,
     augment,
     class_aware,
@@ -47,7 +48,6 @@ from suture.learning.steps import Objective as Objective
 from suture.models.classifier import (
     Classifier,
     NormPolicy,
-    Preprocessing,
     load_tensors,
     reinitialise_head,
     train_mode,

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -28,16 +28,14 @@ from suture.core.files import parse_json
 from suture.core.labels import LabelSet
 from suture.core.runtime import seed_for, seed_torch
 from suture.core.validation import NAMED_FILE, STRICT, parse
+from suture.data.batch import Mean, Preprocessing, Std
 from suture.data.embedding import TFIDF
 from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.adapters import Adapters, add_adapters, merge_adapters
 from suture.models.classifier import (
     Classifier,
     HeadKind,
-    Mean,
-    Preprocessing,
     RowInit,
-    Std,
     Trains,
     head_rows,
     load_tensors,
@@ -386,7 +384,7 @@ class ModelSpec:
         """Whether sites train on features that they have computed once."""
         return self.train == "head" and self.views > 0
 
-    @property
+    @cached_property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of this model's images."""
         own = encoder_of(self).normalisation
