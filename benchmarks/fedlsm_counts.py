@@ -14,8 +14,8 @@ from pathlib import Path
 from suture.core.files import atomic_write
 from suture.data.readers import load_table
 from suture.data.table import Table
-from suture.execution.partition import class_lists, partition_table
 from suture_papers.chest_xrays.nih import NihConfig
+from suture_papers.partition import class_lists, partition_table
 from suture_papers.skin_lesions.isic import IsicConfig
 
 ROOT = Path(__file__).resolve().parents[1]

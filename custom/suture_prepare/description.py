@@ -67,7 +67,7 @@ class Discovery(Labels):
         table: that was read.
         made: how it was put together.
         title: of the public data set whose table it is.
-        colour, side: as of `suture.data.inspection.Sample`.
+        colour, side: as of `suture_results.inspection.Sample`.
     """
 
     table: Sheet | None = None

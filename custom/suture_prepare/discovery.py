@@ -15,7 +15,6 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.data import images as image_columns
 from suture.data.config import parse_data
 from suture.data.images import ARCHIVES, ImageColumn, Images, images_of, like_images, named_elsewhere, stem
-from suture.data.inspection import sample
 from suture.data.patient_columns import patient_columns
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
@@ -24,6 +23,7 @@ from suture.data.text import tokenise
 from suture_prepare import gathering
 from suture_prepare.description import Answers, Discovery, describe
 from suture_prepare.label_discovery import NoLabelsError
+from suture_results.inspection import sample
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _COMPARED = 50

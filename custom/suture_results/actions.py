@@ -14,7 +14,7 @@ import numpy as np
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
 from suture.core.escaping import number_of
-from suture.core.files import model_folder, read_json, write_json
+from suture.core.files import read_json, write_json
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config, site_files
 from suture.data.table import Split, Which
@@ -32,6 +32,7 @@ from suture_results.finetuning import tune_own
 from suture_results.finetuning_results import FinetuningResults, read_finetuning_results
 from suture_results.model_export.pictures import Drawn, explain_files
 from suture_results.prediction import open_model
+from suture_results.run_options import model_folder
 from suture_results.saved_models import Evaluated, PerPatient
 from suture_results.trained_images import remark
 

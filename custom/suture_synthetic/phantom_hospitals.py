@@ -24,8 +24,8 @@ from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.execution.partition import SERVER
 from suture.execution.sites import Destination, SimulatedSites, write_site, write_sites
+from suture.execution.study import SERVER
 from suture.learning.training import prefetch
 from suture.methods.base import Method
 from suture_synthetic.phantom import FINDINGS

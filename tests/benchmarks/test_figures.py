@@ -10,8 +10,8 @@ import pytest
 from figures import Figure, cells, compared
 from harness import interval
 
-from suture.execution.partition import class_lists
 from suture_papers.chest_xrays.nih import LABELS as NIH
+from suture_papers.partition import class_lists
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 
 ROUND = Figure("rounds", "a round", "s", (2.0, 3.0, 8.0), "flwr", (4.0, 2.0, 4.0))

@@ -42,11 +42,10 @@ from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.execution.exact_figures import without_limits
 from suture.execution.job import TUNED, Job, check_federated, check_finetuning, command_of
-from suture.execution.partition import SERVER
 from suture.execution.progress import following
 from suture.execution.simulator import Simulator, check_paths, simulate, with_first_error
 from suture.execution.sites import TARGETS
-from suture.execution.study import StudySites
+from suture.execution.study import SERVER, StudySites
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.checks import check_unchanged, fixed_settings

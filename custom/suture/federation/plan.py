@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import CodeMismatch, ConfigError, LabelError, show_value
-from suture.core.files import named_file
+from suture.core.files import within_folder
 from suture.core.labels import canonical, check_experiment
 from suture.core.ontology import Relations
 from suture.core.validation import LIMIT, STRICT, LabelName, changed, flat, parse, with_paths
@@ -385,3 +385,24 @@ def round_context(method: Method, seed: int, rounds: int, round_: int) -> RoundC
             return RoundContext(round_, phase, seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")
+
+
+def named_file(name: str, folder: Path, key: str) -> Path:
+    """Return the file or folder that another party names, which lies directly in a folder of one's own.
+
+    Args:
+        name: a bare name, never a path.
+        key: what gives the name, for the message.
+
+    Raises:
+        ConfigError: it is no bare name, is not in the folder, or is a link out of it.
+    """
+    rule = f"{key}={name[:80]!r}: a job must name a file of {folder} ([storage] files) by its bare name"
+    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        raise ConfigError(rule)
+    path = folder / name
+    if not path.exists() or not within_folder(folder)(path):
+        raise ConfigError(
+            f"{rule}; copy it there: the folder has no such file, or a link that leads out of it"
+        )
+    return path

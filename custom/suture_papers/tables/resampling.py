@@ -28,7 +28,7 @@ from suture.core.labels import LabelType
 from suture.core.runtime import seed_for
 from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
-from suture.execution.partition import SERVER
+from suture.execution.study import SERVER
 from suture.learning.evaluation import ranking
 from suture.learning.features import FeatureStore
 from suture.learning.metrics import Floats, auroc, bootstrap_auroc, weighted_auroc

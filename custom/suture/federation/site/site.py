@@ -8,17 +8,20 @@ model: it trains and measures.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, ClassVar, Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from suture.core.errors import Aborted, ConfigError
-from suture.core.files import FolderLock
+from suture.core.files import hold, is_at
 from suture.core.runtime import check_device, device_name
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
@@ -53,6 +56,33 @@ SITE_LOCK = ".site.lock"
 
 SITE_TAKEOVER = 60.0
 """Seconds to wait for the lock: the process of an earlier job may still be ending."""
+
+
+class FolderLock:
+    """The lock of a folder for this process: all its objects that use the folder share it.
+
+    It is free again when the last of them has dropped it, or the process has ended.
+    """
+
+    _taken: ClassVar[WeakValueDictionary[tuple[int, Path], FolderLock]] = WeakValueDictionary()
+    _one = threading.Lock()
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    @classmethod
+    def take(cls, path: Path, seconds: float) -> FolderLock:
+        """Return the lock that this process holds, or wait for it; see `hold`."""
+        key = os.getpid(), path.resolve()  # a forked process must take its own
+        with cls._one:
+            lock = cls._taken.get(key)
+            if lock is None or not is_at(lock._file, path):
+                lock = cls._taken[key] = cls(hold(path, seconds))
+            return lock
+
+    def __del__(self) -> None:
+        self._file.close()
+
 
 _BOOTSTRAP = 1000
 
