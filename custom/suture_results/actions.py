@@ -21,9 +21,8 @@ from suture.data.table import Split, Which
 from suture.execution.job import TUNED, FineTuning
 from suture.learning.calibration import log_odds
 from suture.learning.decisions import operating
-from suture.learning.metrics import Curves, histogram, rates
-from suture.learning.operating_points import exact_thresholds
-from suture.protocol.decisions import Decisions, DecisionSettings
+from suture.learning.metrics import Curves, Floats, histogram, rates
+from suture.protocol.decisions import Decisions, DecisionSettings, Rule
 from suture.protocol.messages import FEW
 from suture_results import comparison, saved_models
 from suture_results.card import try_card
@@ -269,3 +268,27 @@ def finetune(
     found = read_finetuning_results(folder)
     assert found is not None
     return found
+
+
+def exact_thresholds(
+    y: Floats, p: Floats, sensitivity: float, specificity: float, cost: float
+) -> dict[Rule, float]:
+    """Return the thresholds of `thresholds` from the scores themselves, halfway to the next lower score.
+
+    Args:
+        y: labels ``[n]``: 1 and 0, of both at least one.
+        p: probabilities ``[n]``.
+    """
+    cutoffs = np.append(np.unique(p), 1.0)  # at and above the last no image is positive, but for a score of 1
+    sens = 1 - np.searchsorted(np.sort(p[y == 1]), cutoffs) / (y == 1).sum()
+    spec = np.searchsorted(np.sort(p[y == 0]), cutoffs) / (y == 0).sum()
+    prevalence = float((y == 1).mean())
+    loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
+    places: dict[Rule, int] = {
+        "sensitivity": int(np.flatnonzero(sens >= sensitivity - 1e-12)[-1]),
+        "specificity": int(np.argmax(spec >= min(specificity, spec[-1]) - 1e-12)),
+        "youden": int(np.argmax(np.round(sens + spec, 12))),
+        "cost": int(np.argmin(np.round(loss, 12))),
+    }
+    below = np.append(0.0, cutoffs[:-1])
+    return {rule: float((cutoffs[i] + below[i]) / 2) for rule, i in places.items()}
