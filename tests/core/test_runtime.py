@@ -17,7 +17,7 @@ from rounds import configured
 from suture.core.errors import Aborted, ConfigError
 from suture.core.runtime import device_name, out_of_memory, repeatable, unusable
 from suture.data.batch import abortable, check_abort, moved
-from suture.federation.server.checks import HeldOut
+from suture.federation.server.aggregator import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.training import retry_in_smaller_batches

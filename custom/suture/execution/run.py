@@ -48,10 +48,10 @@ from suture.execution.sites import TARGETS
 from suture.execution.study import SERVER, StudySites
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
+from suture.federation.server.state import check_unchanged, fixed_settings
 from suture.federation.site.site import Site, check_consent
 from suture.federation.site.trainer import DIAGNOSTICS_FILE, LEFT_OUT_FILE, write_left_out
 from suture.federation.state_files import Rounds, experiment_folder

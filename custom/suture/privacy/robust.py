@@ -44,9 +44,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
-from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method
 from suture.protocol.egress import Layout
 from suture.protocol.messages import Labels, Update
@@ -135,21 +133,7 @@ class Merged:
     kept: Sequence[float | None] = ()
 
 
-def check_fits(robust: RobustMerge | None, method: Method) -> None:
-    """Check that a robust merge can take the place of the method's mean.
-
-    Raises:
-        ConfigError: it cannot; says why, and names the methods that fit.
-    """
-    if robust and (why := unfit(method)):
-        others = ", ".join(name for name, kind in METHODS.items() if not unfit(kind()))
-        raise ConfigError(
-            f"robust.kind={robust.kind!r}: {method.about.title} {why}; remove [robust], or choose one of the "
-            f"methods that fit: {others}"
-        )
-
-
-def unfit(method: Method) -> str | None:
+def unmergeable(method: Method) -> str | None:
     """Why a robust merge cannot take the place of the method's mean; None where it can."""
     if method.about.local_only:
         return method.about.local_only
