@@ -45,7 +45,6 @@ from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, encoder_of, self_contained
-from suture.models import encoders as described
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.documents import document_inputs
 from suture.models.saved import save_model, weights_digest
@@ -68,6 +67,7 @@ from suture.protocol.messages import (
 )
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Round, SiteRound, Validation
+from suture_encoders import foreign as described
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL

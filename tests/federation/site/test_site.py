@@ -16,7 +16,7 @@ from suture.data.batch import Batch
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
-from suture.federation.site import diagnostics as compiling
+from suture.federation.site import trainer as compiling
 from suture.federation.site.site import Site
 from suture.learning import training
 from suture.learning.training import LocalTraining, check_memory
