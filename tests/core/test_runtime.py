@@ -115,6 +115,7 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
         seen.append(choices())
         raise ConfigError("looked")
 
+    monkeypatch.setattr("suture.federation.site.trainer.Trainer.layout", look)
     monkeypatch.setattr(Site, "_allow", look)
     site.answer(TaskData(task))
     assert seen == [[True] * 3]
