@@ -3,7 +3,7 @@
 Three sites with 192 images of 32 px, a small ResNet, one torch thread; rounds two and three of a federation
 in one process (some methods begin in the second), without the evaluation of the last model. Each is paired
 with a run of FedAvg right before it, with labels of the same type; the median of the pairs is written to
-custom/suture/execution/method_costs.json, which `suture list methods` shows.
+benchmarks/method_costs.json, which `suture list methods` shows.
 
     python benchmarks/method_cost.py [--pairs 3] [--methods METHOD ...]
 """
@@ -31,7 +31,7 @@ from suture_papers.metafl.inner_loop import INNER
 from suture_synthetic import trial
 from suture_synthetic.trial import Trial
 
-FILE = ROOT / "custom" / "suture" / "execution" / "method_costs.json"
+FILE = ROOT / "benchmarks" / "method_costs.json"
 MODEL = ModelSpec("resnet_small", size=32, weights="random")
 ROUNDS = 3
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from small_hospitals import EVERY
+from suture.data.batch import Preprocessing
 from suture.federation.loop import Loop
 from suture.federation.server.global_model import initial
 from suture.federation.server.server import Server
@@ -16,7 +17,6 @@ from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, RoundContext, local_round
-from suture.models.classifier import Preprocessing
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep

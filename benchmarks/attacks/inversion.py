@@ -38,9 +38,9 @@ from torch.func import functional_call
 
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES, Batch
-from suture.federation.site.patient_privacy import count_mechanism
+from suture.federation.site.releases import count_mechanism
 from suture.learning.dp_sgd import PatientPrivacy
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier

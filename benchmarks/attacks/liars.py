@@ -43,7 +43,7 @@ from suture.data.table import Split
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.server.global_model import initial
 from suture.federation.server.norms import Measure, cosines
-from suture.federation.site.patient_privacy import count_mechanism
+from suture.federation.site.releases import count_mechanism
 from suture.learning.dp_sgd import PatientPrivacy
 from suture.learning.metrics import auroc
 from suture.learning.samples import load_samples

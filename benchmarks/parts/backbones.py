@@ -17,7 +17,7 @@ from harness import in_turns
 
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec
 

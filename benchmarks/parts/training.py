@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from parts.sites import bare_step
 from suture.core.labels import LabelSet
-from suture.data.batch import MILD, Batch, Samples, augment, parts, prefetch
-from suture.learning.losses import masked_bce
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
+from suture.data.batch import MILD, Batch, Samples, augment, parts
+from suture.learning.steps import masked_bce
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, prefetch
 from suture.models import ModelSpec, build
 from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import HOSPITALS, Order, PhantomSpec

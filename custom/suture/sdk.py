@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from suture.core.errors import ConfigError, DataError, RejectedUpdate, SutureError
 from suture.core.labels import LabelSet, canonical
 from suture.core.runtime import generator_for
-from suture.data.batch import Batch, view_key
+from suture.data.batch import Batch
 from suture.data.dataset import DatasetConfig
 from suture.data.published import PublishedTable
 from suture.data.readers import DataConfig, DataSet
@@ -29,7 +29,7 @@ from suture.data.split import by_patient
 from suture.data.table import SPLITS, Table
 from suture.execution.sites import Destination, Simulation, write_sites
 from suture.execution.study import StudySites
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, view_key
 from suture.methods.averaging import (
     LocalAveraging,
     WeightedMean,

@@ -18,8 +18,9 @@ from uuid import UUID
 import psutil
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import hold, read_json, shared_features
+from suture.core.files import hold, read_json
 from suture.data.config import find_server_config, find_site_config, load_site_config
+from suture.execution.sites import shared_features
 from suture.federation.server.record import SERVER_LOCK
 from suture.federation.site.site import SITE_LOCK
 from suture.federation.state_files import EXPERIMENTS

@@ -34,7 +34,7 @@ from suture.data.table import SPLITS, Table
 from suture.federation.plan import code_hash
 from suture.federation.site.ledger import LEDGER_FILE, Ledger
 from suture.flare.compat.deployed import DATA_MOUNT_ROOT, mounted_at
-from suture.flare.kit import Kit, components_of, policy_file, read_kit
+from suture.flare.kit import Kit, read_kit
 from suture_admin.cleaning import experiments, size_of
 from suture_admin.kit_checks import (
     Finding,
@@ -46,6 +46,7 @@ from suture_admin.kit_checks import (
     ok,
     warning,
 )
+from suture_admin.kits import components_of, policy_file
 
 _FLARE = "2.9."
 _PYTHON = (3, 11)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from suture.core.escaping import markdown_table
 from suture.core.labels import LabelSet
-from suture.core.validation import attribute_texts
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec, build
@@ -122,3 +123,16 @@ def _list_sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"
     if method.sharing.prior:
         yield "prior", "a digest"
+
+
+def attribute_texts(kind: Any) -> dict[str, str]:
+    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
+    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
+    texts: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\S)", block):
+        names, colon, text = entry.partition(": ")
+        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
+            plain = " ".join(text.split()).replace("``", "`")
+            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), plain)
+    return texts

@@ -38,7 +38,7 @@ def status(
     ] = False,
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
-    from suture.flare.kit import admin_kit
+    from suture_admin.kits import admin_kit
     from suture_admin.monitor import federation_state, job_state
     from suture_admin.session import connect
 
@@ -81,7 +81,7 @@ def results(
     study: FlareStudy = "default",
 ) -> None:
     """Download the results of a finished job into a run folder, and show its table."""
-    from suture.flare.kit import admin_kit
+    from suture_admin.kits import admin_kit
     from suture_admin.remote import fetch
 
     show_run(fetch(admin_kit(startup_kit, env, study), job_id, out))
@@ -104,7 +104,7 @@ def run_remotely(
         how: the fields of a `Submission`.
     """
     from suture.execution.job import check_federated, check_finetuning
-    from suture.flare.kit import admin_kit
+    from suture_admin.kits import admin_kit
     from suture_admin.poc import check_study
     from suture_admin.remote import Submission, submit
 
@@ -154,7 +154,7 @@ def resume(
     detach: Detach = False,
 ) -> None:
     """Continue an experiment after its last committed round, once a lost server, job or site is back."""
-    from suture.flare.kit import admin_kit
+    from suture_admin.kits import admin_kit
     from suture_admin.recovery import resume as resume_job
 
     check_experiment(experiment)
@@ -182,7 +182,7 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 
 def _later(kit: Kit, folder: Path, job_id: str) -> str:
     """Return the commands for a job that nobody waits for, a line each."""
-    from suture.flare.kit import options_of
+    from suture_admin.kits import options_of
 
     own = options_of(kit)
     commands = {

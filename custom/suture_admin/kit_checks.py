@@ -21,18 +21,10 @@ from suture.core.files import read_regular
 from suture.federation.ownership import DEFAULT_STUDY
 from suture.flare.compat.deployed import images, launchers, mounted_at
 from suture.flare.compat.registration import refusal
-from suture.flare.kit import (
-    CERTIFICATES,
-    Kit,
-    certificate,
-    common_name,
-    components_of,
-    out_of_date,
-    policy_file,
-    read_kit_json,
-)
+from suture.flare.kit import CERTIFICATES, Kit, certificate, common_name, out_of_date, read_kit_json
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
+from suture_admin.kits import components_of, policy_file
 from suture_admin.policy import (
     bypasses,
     code_rights,

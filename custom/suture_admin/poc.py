@@ -16,8 +16,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, read_regular, replacing
 from suture.data.config import CONFIG, SiteConfig, load_server_config
 from suture.execution.job import Job
-from suture.execution.partition import SERVER
-from suture.execution.study import StudySites
+from suture.execution.study import SERVER, StudySites
 from suture.flare.compat.provisioning import provision
 from suture.flare.kit import Kit, kits_in, poc_folder
 from suture.methods import entry_of

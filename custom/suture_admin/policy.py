@@ -14,8 +14,9 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.flare.compat.deployed import PROCESSES, launchers, mounted_at
-from suture.flare.kit import Kit, Role, change_policy, components_of, policy_file, read_kit_json
+from suture.flare.kit import Kit, Role, read_kit_json
 from suture.flare.scopes import FILTER, filtered_scopes
+from suture_admin.kits import change_policy, components_of, policy_file
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),

@@ -23,7 +23,8 @@ from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.state_files import EXPERIMENTS, experiment_folder
 from suture.flare import EXPERIMENT, SHARED_WITH, named_by
-from suture.flare.kit import Kit, options_of, read_kit
+from suture.flare.kit import Kit, read_kit
+from suture_admin.kits import options_of
 
 if TYPE_CHECKING:
     from suture_admin.session import Connection

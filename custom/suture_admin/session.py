@@ -32,7 +32,8 @@ from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_regular
 from suture.flare import STATS_GROUP
 from suture.flare.compat.cells import stop
-from suture.flare.kit import Kit, check_valid_now
+from suture.flare.kit import Kit
+from suture_admin.kits import check_valid_now
 
 _LOGIN = 30.0
 """Seconds for a login; FLARE's own 5 s are not enough where the machine is busy."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from suture.core.errors import ConfigError, as_word, check_known
-from suture.models.encoders import Backbone, Description, Family
+from suture.models import Description, Family
+from suture.models.encoders import Backbone
 from suture_encoders import monai_bundle, transformers_folder, xrv_file
 from suture_encoders.libraries import MONAI_NETS, monai_encoder, timm_encoder, torchvision_encoder
 from suture_encoders.text_folder import TEXT_NETWORKS, tokenise_texts

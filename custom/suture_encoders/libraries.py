@@ -13,9 +13,10 @@ from torch import nn
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, show_value, unknown
-from suture.models.encoders import (
+from suture.models.encoders import Backbone
+from suture.models.weights import fill, load_weights, read_weights, within
+from suture_encoders.foreign import (
     BUILD_ERRORS,
-    Backbone,
     bound_network,
     check_backbone,
     check_footprint,
@@ -23,7 +24,6 @@ from suture.models.encoders import (
     refusal,
     without_classifier,
 )
-from suture.models.weights import fill, load_weights, read_weights, within
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -197,5 +197,6 @@ def filled_monai(
         ConfigError: the weights do not fit.
     """
     head = without_classifier(network, spec.name)
-    load_weights(network, weights, f"{name} of MONAI", (f"{head}.",))
+    if weights:
+        load_weights(network, weights, f"{name} of MONAI", (f"{head}.",))
     return check_backbone(network, spec, size)

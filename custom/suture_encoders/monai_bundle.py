@@ -12,7 +12,8 @@ from torch import nn
 
 from suture.core.errors import ConfigError, check_known, show_value
 from suture.core.validation import parse
-from suture.models.encoders import Description, bound_network, channels_of, read_config, read_normalisation
+from suture.models import Description
+from suture_encoders.foreign import bound_network, channels_of, read_config, read_normalisation
 from suture_encoders.libraries import MONAI_CHANNELS, MONAI_NETS, filled_monai, monai_network
 
 if TYPE_CHECKING:

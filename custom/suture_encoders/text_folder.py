@@ -20,8 +20,9 @@ from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, show_value, unknown
 from suture.core.files import parse_json, read_bounded
 from suture.core.validation import parse
-from suture.models.encoders import BUILD_ERRORS, MOST_BYTES, Description, bound_network, read_config
+from suture.models import Description
 from suture.models.weights import fill, read_weights
+from suture_encoders.foreign import BUILD_ERRORS, MOST_BYTES, bound_network, read_config
 from suture_encoders.tokenisers import made_tokeniser, without_panic
 from suture_encoders.transformers_weights import filled
 

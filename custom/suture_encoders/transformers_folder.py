@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, check_known, show_value, unknown
 from suture.core.validation import parse
-from suture.models.encoders import Description, bound_network, channels_of, check_backbone, read_config
+from suture.models import Description
 from suture.models.weights import read_weights
+from suture_encoders.foreign import bound_network, channels_of, check_backbone, read_config
 from suture_encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
 from suture_encoders.transformers_weights import filled
 

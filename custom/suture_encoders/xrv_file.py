@@ -15,8 +15,9 @@ from torch import nn
 from suture.core.errors import ConfigError, as_word
 from suture.core.files import named_regular, parse_json
 from suture.core.validation import parse
-from suture.models.encoders import Description, check_backbone, read_normalisation
+from suture.models import Description
 from suture.models.weights import load_weights
+from suture_encoders.foreign import check_backbone, read_normalisation
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -67,5 +68,6 @@ def build_network(
     network = densenet121(weights=None)
     network.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
     network.classifier = nn.Identity()
-    load_weights(network, weights, f"xrv's {kind}", ("classifier.", "op_threshs"))
+    if weights:
+        load_weights(network, weights, f"xrv's {kind}", ("classifier.", "op_threshs"))
     return check_backbone(network, spec, described.size)

@@ -13,13 +13,14 @@ from typing import Any
 from suture.core.errors import DataError
 from suture.core.escaping import number_of
 from suture.core.labels import canonical_or_none, without_signs
-from suture.data.images import ImageColumn, Images, expect_column, other_images, stem
+from suture.data.images import Images, stem
 from suture.data.patient_columns import patient_columns, plain_words
-from suture.data.published import HOSPITAL
+from suture.data.published import PublishedTable
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Form, Sheet, fault, rows_text
 from suture.data.table import Cells
 from suture_prepare.gathering import with_column, with_patients, with_splits
+from suture_prepare.image_columns import ImageColumn, expect_column, other_images
 from suture_prepare.label_discovery import Labels, discover_labels
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
@@ -32,6 +33,47 @@ _SITES = re.compile(
 )
 MOST_SITES = 50
 """Of a table with a column of them."""
+
+
+HOSPITAL = (
+    PublishedTable("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly")),
+    PublishedTable(
+        "PadChest",
+        ("ImageID", "ImageDir", "PatientID", "Labels", "Localizations"),
+        {
+            "finding_column": "Labels",
+            "values": dict.fromkeys(("exclude", "unchanged", "suboptimal study"), "unknown"),
+        },
+    ),
+    PublishedTable(
+        "VinDr-CXR, labels by radiologist", ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly")
+    ),
+    PublishedTable(
+        "VinDr-CXR, boxes", ("image_id", "class_name", "rad_id", "x_min"), {"finding_column": "class_name"}
+    ),
+    PublishedTable(
+        "RSNA Pneumonia Detection Challenge",
+        ("patientId", "x", "y", "width", "height", "Target"),
+        {"patient_column": "patientId", "labels": ["Target"], "synonyms": {"Target": "Pneumonia"}},
+    ),
+    PublishedTable(
+        "ISIC 2020",
+        ("image_name", "patient_id", "diagnosis", "benign_malignant", "target"),
+        {"labels": ["target"], "synonyms": {"target": "Melanoma"}},
+    ),
+    PublishedTable(
+        "ISIC archive",
+        ("isic_id", "lesion_id", "diagnosis_1", "diagnosis_3"),
+        {"finding_column": "diagnosis_3", "synonyms": {"Melanoma, NOS": "Melanoma"}},
+    ),
+    PublishedTable(
+        "Shenzhen and Montgomery chest X-rays",
+        ("label",),
+        {"labels": ["label"], "synonyms": {"label": "Tuberculosis"}},
+        names=r"(CHN|MCU)CXR_\d+_[01]\.\w+$",
+    ),
+)
+"""Those that the hospital's reader reads; each other reader declares its own (`readers.DataSet`)."""
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
 _CODED = re.compile(r"(.+?)\s*[(\[]([^()\[\]]+)[)\]]", re.DOTALL)
 """A name of a column with the words of its cells, such as "Mass (0/1)"."""
@@ -67,7 +109,7 @@ class Discovery(Labels):
         table: that was read.
         made: how it was put together.
         title: of the public data set whose table it is.
-        colour, side: as of `suture.data.inspection.Sample`.
+        colour, side: as of `suture_results.inspection.Sample`.
     """
 
     table: Sheet | None = None

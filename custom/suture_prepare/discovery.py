@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError, SutureError
-from suture.data import images as image_columns
 from suture.data.config import parse_data
-from suture.data.images import ARCHIVES, ImageColumn, Images, images_of, like_images, named_elsewhere, stem
-from suture.data.inspection import sample
+from suture.data.images import ARCHIVES, Images, images_of, stem
 from suture.data.patient_columns import patient_columns
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import JSON, TABLES, Form, Sheet, doubtful_encoding, tables
 from suture.data.text import tokenise
-from suture_prepare import gathering
+from suture_prepare import gathering, image_columns
 from suture_prepare.description import Answers, Discovery, describe
+from suture_prepare.image_columns import ImageColumn, like_images, named_elsewhere
 from suture_prepare.label_discovery import NoLabelsError
+from suture_results.inspection import sample
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _COMPARED = 50

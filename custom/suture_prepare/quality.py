@@ -22,19 +22,19 @@ from suture.core.labels import LabelType, is_generic, lookalikes
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all
-from suture.data.inspection import (
-    ImageFacts,
-    counted_modalities,
-    depth_warnings,
-    inspect,
-    stated_modalities,
-)
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
 from suture.data.text import count_words, coverage, tokenise
 from suture.models import CORPUS, ModelSpec, encoder_of
 from suture.models.documents import known_words, strange
+from suture_results.inspection import (
+    ImageFacts,
+    counted_modalities,
+    depth_warnings,
+    inspect,
+    stated_modalities,
+)
 
 
 @dataclass(frozen=True)

@@ -159,8 +159,8 @@ def share_of_missing_labels(facts: Mapping[str, SiteFacts]) -> float:
 def _refused(job: Job, configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet]) -> dict[str, str]:
     """Return the methods that a site or the labels refuse, and why, or the setting that helps."""
     from suture.execution.job import with_settings
-    from suture.execution.refusals import refusals
     from suture.execution.study import StudySites
+    from suture_results.refusals import refusals
 
     if not isinstance(job.simulation, StudySites):
         return {}

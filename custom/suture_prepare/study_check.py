@@ -13,17 +13,17 @@ from suture.core.labels import LabelSet, canonical, is_generic, lookalikes
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
-from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.table import SPLITS, Split
 from suture.execution.exact_figures import forecast
 from suture.execution.job import Job
-from suture.execution.refusals import owners_of, refusals, rows_sent
 from suture.execution.study import StudySites, exact
 from suture.federation.server.notes import unprotected_note
 from suture.federation.server.registry import ClassConflict, one_name, shared_generic, statements
 from suture.models import own_words
 from suture_prepare.quality import Count, Findings
 from suture_prepare.site_images import SUMMARY, Shared, describe, differences, find_shared, summarise
+from suture_results.inspection import counted_modalities, size_notes, stated_modalities
+from suture_results.refusals import owners_of, refusals, rows_sent
 from suture_results.sentences import EXPERIMENTAL, sentence
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}

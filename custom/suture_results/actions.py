@@ -14,16 +14,15 @@ import numpy as np
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
 from suture.core.escaping import number_of
-from suture.core.files import model_folder, read_json, write_json
+from suture.core.files import read_json, write_json
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config, site_files
 from suture.data.table import Split, Which
 from suture.execution.job import TUNED, FineTuning
 from suture.learning.calibration import log_odds
 from suture.learning.decisions import operating
-from suture.learning.metrics import Curves, histogram, rates
-from suture.learning.operating_points import exact_thresholds
-from suture.protocol.decisions import Decisions, DecisionSettings
+from suture.learning.metrics import Curves, Floats, histogram, rates
+from suture.protocol.decisions import Decisions, DecisionSettings, Rule
 from suture.protocol.messages import FEW
 from suture_results import comparison, saved_models
 from suture_results.card import try_card
@@ -32,6 +31,7 @@ from suture_results.finetuning import tune_own
 from suture_results.finetuning_results import FinetuningResults, read_finetuning_results
 from suture_results.model_export.pictures import Drawn, explain_files
 from suture_results.prediction import open_model
+from suture_results.run_options import model_folder
 from suture_results.saved_models import Evaluated, PerPatient
 from suture_results.trained_images import remark
 
@@ -268,3 +268,27 @@ def finetune(
     found = read_finetuning_results(folder)
     assert found is not None
     return found
+
+
+def exact_thresholds(
+    y: Floats, p: Floats, sensitivity: float, specificity: float, cost: float
+) -> dict[Rule, float]:
+    """Return the thresholds of `thresholds` from the scores themselves, halfway to the next lower score.
+
+    Args:
+        y: labels ``[n]``: 1 and 0, of both at least one.
+        p: probabilities ``[n]``.
+    """
+    cutoffs = np.append(np.unique(p), 1.0)  # at and above the last no image is positive, but for a score of 1
+    sens = 1 - np.searchsorted(np.sort(p[y == 1]), cutoffs) / (y == 1).sum()
+    spec = np.searchsorted(np.sort(p[y == 0]), cutoffs) / (y == 0).sum()
+    prevalence = float((y == 1).mean())
+    loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
+    places: dict[Rule, int] = {
+        "sensitivity": int(np.flatnonzero(sens >= sensitivity - 1e-12)[-1]),
+        "specificity": int(np.argmax(spec >= min(specificity, spec[-1]) - 1e-12)),
+        "youden": int(np.argmax(np.round(sens + spec, 12))),
+        "cost": int(np.argmin(np.round(loss, 12))),
+    }
+    below = np.append(0.0, cutoffs[:-1])
+    return {rule: float((cutoffs[i] + below[i]) / 2) for rule, i in places.items()}

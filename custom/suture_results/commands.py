@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from suture.cli.common import (
-    Json,
-    MaxFailed,
-    Model,
-    ModelDevice,
-    console,
-    device_of,
-    emit,
-    figures_table,
-    parse_number_map,
-    print_line,
-)
+from suture.cli.common import Json, ModelDevice, console, device_of, emit, print_line
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
 from suture.core.escaping import number_of
 from suture.core.files import write_json
+from suture_results.run_options import MaxFailed, Model, figures_table, parse_number_map
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -173,9 +163,9 @@ def decide(
 
 def _read_by(model: Path) -> str:
     """What a model reads, in the plural."""
-    from suture.core.files import model_folder
     from suture.models import encoder_of
     from suture.models.saved import load_spec
+    from suture_results.run_options import model_folder
 
     return "documents" if encoder_of(load_spec(model_folder(model))).reads == "text" else "images"
 

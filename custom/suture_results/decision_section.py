@@ -13,7 +13,6 @@ import numpy as np
 
 from suture.core.errors import ConfigError, unknown
 from suture.learning.metrics import Estimate, difference, wilson
-from suture.learning.operating_points import predictive
 from suture.protocol.decisions import (
     Decided,
     DecidedGroup,
@@ -451,3 +450,25 @@ def _point(threshold: float, at: Rates, prevalence: float | None) -> ThresholdRa
 
 def _estimate(found: Estimate) -> Estimate | None:
     return None if any(map(math.isnan, found)) else found
+
+
+def predictive_values(sensitivity: float, specificity: float, prevalence: float) -> tuple[float, float]:
+    """Return PPV and NPV at a prevalence, by Bayes' rule; NaN where no image would be decided so."""
+    hits, alarms = sensitivity * prevalence, (1 - specificity) * (1 - prevalence)
+    misses, clear = (1 - sensitivity) * prevalence, specificity * (1 - prevalence)
+    return _share(hits, alarms), _share(clear, misses)
+
+
+def predictive(sensitivity: Estimate, specificity: Estimate, prevalence: float) -> tuple[Estimate, Estimate]:
+    """Return PPV and NPV at a prevalence, NaN where no image would be decided so.
+
+    Both grow with sensitivity and with specificity, so the bounds are those of the lower and of the upper
+    bounds of the two, which covers at least as often.
+    """
+    at = [predictive_values(se, sp, prevalence) for se, sp in zip(sensitivity, specificity, strict=True)]
+    ppv, npv = zip(*at, strict=True)
+    return Estimate(*ppv), Estimate(*npv)
+
+
+def _share(part: float, other: float) -> float:
+    return part / (part + other) if part + other > 0 else math.nan

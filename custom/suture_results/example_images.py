@@ -20,7 +20,7 @@ from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import Table
-from suture.execution.partition import SERVER
+from suture.execution.study import SERVER
 from suture.protocol.decisions import Decisions
 from suture.protocol.records import Run, read_run
 from suture_results.decided_predictions import decisions_of, threshold_of

@@ -30,15 +30,15 @@ from suture.data.split import by_patient
 from suture.data.table import Split
 from suture.execution.job import TUNED, FineTuning
 from suture.execution.sites import TARGETS
-from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
+from suture.learning.steps import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
-from suture.models.class_names import class_names
 from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Labels
+from suture_results.class_names import class_names
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import RunFolder, print_line
+from suture.cli.common import print_line
+from suture_results.run_options import RunFolder
 
 
 def watch(

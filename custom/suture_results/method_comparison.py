@@ -23,11 +23,11 @@ from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
 from suture.execution.exact_figures import hidden_names
 from suture.execution.job import Job, settings_of, with_settings
-from suture.execution.refusals import refusals
 from suture.execution.run import run_job
 from suture.execution.sites import this_machine
 from suture.execution.study import StudySites
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
+from suture_results.refusals import refusals
 from suture_results.report import ALONE, templates
 from suture_results.saved_models import GLOBAL, Evaluated, evaluate, models_of
 

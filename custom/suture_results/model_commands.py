@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from suture.cli.common import Model, RunFolder, print_line
+from suture.cli.common import print_line
+from suture_results.run_options import Model, RunFolder
 
 model_app = typer.Typer(name="model", help="Export, describe, sign and verify a model.", no_args_is_help=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from suture.federation.server.selection import MEASURED_AT_SITES, MEASURED_HERE, coarsest
 from suture.learning.metrics import mean_defined
-from suture.privacy.robust import SiteUpdates, site_updates
+from suture.privacy.robust import FEWEST, LONG, SHORT, outlying, usual_norm
 from suture.protocol.messages import Spent
 from suture.protocol.records import Metrics, Round, Run, SiteRound, read_history, read_metrics, read_run
 from suture_results.sentences import listed, sentence, why_unmeasured
@@ -301,4 +303,72 @@ def _why(silent: Mapping[str, Mapping[str, int | None]], split: str) -> str:
     few = f"sent none: too few labelled {split} images for its limits, or it did not answer"
     return "; ".join(
         f"{name} {few if n.get(split) else f'has no {split} images'}" for name, n in sorted(silent.items())
+    )
+
+
+@dataclass(frozen=True)
+class SiteUpdates:
+    """The accepted updates of one site.
+
+    Attributes:
+        rounds: number of rounds with at least three updates.
+        norm: median over these rounds of the norm, in medians of the round.
+        cosine, lowest: median and lowest cosine to the mean of the others.
+        opposed, long, short: number of rounds in which the cosine and the norm were marked.
+        loss: the site's newest validation loss.
+    """
+
+    rounds: int
+    norm: float | None
+    cosine: float | None
+    lowest: float | None
+    opposed: int
+    long: int
+    short: int
+    loss: float | None
+
+    @property
+    def marks(self) -> list[str]:
+        """What was so in more than half of the rounds."""
+        counts = {
+            "opposed to the other sites": self.opposed,
+            f"over {LONG:g} times as long": self.long,
+            "less than a hundredth as long": self.short,
+        }
+        return [f"{text} in {n} of {self.rounds}" for text, n in counts.items() if 2 * n > self.rounds]
+
+
+def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
+    """Return what the updates of each site were like, where rounds had at least three of them."""
+    norms: dict[str, list[float]] = {}
+    cosines: dict[str, list[float]] = {}
+    losses: dict[str, float] = {}
+    opposed: Counter[str] = Counter()
+    for line in history:
+        losses |= {name: s.validation_loss for name, s in line.sites.items() if s.validation_loss is not None}
+        sent = {name: s for name, s in line.sites.items() if s.status == "accepted" and s.norm is not None}
+        if len(sent) < FEWEST:
+            continue
+        odd, usual = outlying(sent), usual_norm(sent)
+        for name, site in sent.items():
+            norms.setdefault(name, []).append((site.norm or 0.0) / usual if usual else 1.0)
+            opposed[name] += "cosine" in odd.get(name, {})
+            if site.cosine is not None:
+                cosines.setdefault(name, []).append(site.cosine)
+    return {
+        name: _of(norms[name], cosines.get(name, []), opposed[name], losses.get(name))
+        for name in sorted(norms)
+    }
+
+
+def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> SiteUpdates:
+    return SiteUpdates(
+        len(norms),
+        median(norms),
+        median(cosines) if cosines else None,
+        min(cosines, default=None),
+        opposed,
+        sum(one > LONG for one in norms),
+        sum(one < SHORT for one in norms),
+        loss,
     )

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from suture.cli.common import Model, ModelDevice, Part, device_of, load_sources, print_line
+from suture.cli.common import ModelDevice, device_of, print_line
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write
+from suture_results.run_options import Model, Part, load_sources
 
 plot_app = typer.Typer(name="plot", help="Figures of labels, predictions and features.", no_args_is_help=True)
 

@@ -24,17 +24,18 @@ from suture.core.errors import ConfigError, DataError, DiskError
 from suture.core.escaping import as_cell, number_of
 from suture.core.files import make_folder, read_regular, replacing
 from suture.core.processes import usable_cores
-from suture.core.runtime import moved, repeatable, unusable
+from suture.core.runtime import repeatable, unusable
+from suture.data.batch import Preprocessing, moved
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
-from suture.data.inspection import size_notes
-from suture.learning.losses import probabilities
+from suture.learning.steps import probabilities
 from suture.learning.training import evaluation_batch, retry_in_smaller_batches
 from suture.models import ModelSpec, encoder_of
-from suture.models.classifier import Classifier, Preprocessing
+from suture.models.classifier import Classifier
 from suture.models.documents import document_inputs, strange
 from suture.models.saved import load_model, load_spec, weights_digest
 from suture_results.decided_predictions import blank_decisions
 from suture_results.inputs import Input, Kind, find_inputs
+from suture_results.inspection import size_notes
 
 BATCH = 64
 """Images or documents that are computed at a time; on the CPU fewer large images, see `evaluation_batch`."""

@@ -30,7 +30,7 @@ from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.methods import method_class
 from suture.models import ModelSpec
-from suture.privacy.robust import LONG, OPPOSED, site_updates
+from suture.privacy.robust import LONG, OPPOSED
 from suture.protocol.records import (
     Metrics,
     Round,
@@ -49,7 +49,7 @@ from suture_results.decision_section import decision_section
 from suture_results.finetuning_results import nothing_measured, read_finetuning_results, section
 from suture_results.formatting import leaves
 from suture_results.method_sections import TITLES, method_sections
-from suture_results.notes import rejected_sites, sentences
+from suture_results.notes import rejected_sites, sentences, site_updates
 from suture_results.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import RunFolder, console, parse_number_map, print_line
+from suture.cli.common import console, print_line
+from suture_results.run_options import RunFolder, parse_number_map
 
 
 def show_run(folder: Path) -> None:

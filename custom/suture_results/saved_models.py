@@ -27,13 +27,13 @@ from suture.data.config import SiteConfig
 from suture.data.images import ImageSource
 from suture.data.table import Split
 from suture.learning.evaluation import among_annotated, entropy, mean_interval, ranking
-from suture.learning.losses import probabilities
 from suture.learning.metrics import mean_defined, mean_sd, score_classes
 from suture.learning.samples import load_samples
+from suture.learning.steps import probabilities
 from suture.learning.training import SiteContext, predict
-from suture.models.class_names import class_names
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
+from suture_results.class_names import class_names
 
 _BOOTSTRAP = 1000
 _BATCH = 256

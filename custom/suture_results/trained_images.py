@@ -18,7 +18,7 @@ from suture.data.config import CONFIG, SiteConfig, load_site_config
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.data.table import Table
-from suture.execution.partition import SERVER
+from suture.execution.study import SERVER
 from suture_results.finetuning_results import read_finetuning_results
 
 _NOT_HERE = (

@@ -41,7 +41,7 @@ from suture.methods.base import (
 from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
-from suture.privacy.robust import RobustMerge, robustly_merged, unfit
+from suture.privacy.robust import RobustMerge, robustly_merged, unmergeable
 from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, resolve_shape, zeros
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, Transport, load, tensors_of, unpack
@@ -301,7 +301,7 @@ def one_site_alone_decides(subject: Subject) -> None:
 def a_robust_merge_can_replace_its_mean(subject: Subject) -> None:
     """If it has `merges_by_mean`, it makes the same of updates as of as many copies of their mean."""
     method, before = subject.method, _a_model(subject.method)
-    if unfit(method):
+    if unmergeable(method):
         return
     updates = [_an_update(method, before, LABELS, seed) for seed in range(2)]
     copies = robustly_merged(RobustMerge(), before, None, updates, {}).updates  # of the mean: they are few

@@ -20,13 +20,13 @@ from suture.core.files import make_folder, read_json, remove_leftovers, temporar
 from suture.core.labels import LabelSet
 from suture.core.runtime import seed_for
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
-from suture.data.batch import prefetch
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.execution.partition import SERVER
 from suture.execution.sites import Destination, SimulatedSites, write_site, write_sites
+from suture.execution.study import SERVER
+from suture.learning.training import prefetch
 from suture.methods.base import Method
 from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing

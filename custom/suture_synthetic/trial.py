@@ -26,8 +26,8 @@ from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import describe
 from suture.federation.server.server import Server
+from suture.federation.site.releases import SiteAnswer
 from suture.federation.site.site import Site
-from suture.federation.site.store import SiteAnswer
 from suture.federation.state_files import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext

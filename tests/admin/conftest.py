@@ -31,7 +31,7 @@ def make_kit(tmp_path: Path, authority: Authority) -> MakeKit:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     def serve(server: Any) -> Any:
         monkeypatch.setattr("suture_admin.session.connect", lambda _: nullcontext(server))
-        monkeypatch.setattr("suture.flare.kit.admin_kit", lambda *_, **__: KIT)
+        monkeypatch.setattr("suture_admin.kits.admin_kit", lambda *_, **__: KIT)
         return server
 
     return serve

@@ -28,9 +28,10 @@ from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from startup_kits import MakeKit
 
 from suture.flare.compat.deployed import launchers, mounted_at
-from suture.flare.kit import Kit, components_of, policy_file, read_kit, read_kit_json
+from suture.flare.kit import Kit, read_kit, read_kit_json
 from suture_admin.doctor import examine
 from suture_admin.kit_checks import Finding, check_policy
+from suture_admin.kits import components_of, policy_file
 from suture_admin.policy import CLASSES, VALIDATOR, bypasses, storages, survives
 from world import suture
 

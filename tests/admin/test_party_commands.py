@@ -19,7 +19,8 @@ from startup_kits import MakeKit
 
 from small_hospitals import write_hospital
 from suture.core.errors import ConfigError
-from suture.core.files import hold, shared_features
+from suture.core.files import hold
+from suture.execution.sites import shared_features
 from suture.federation.loop import Loop, federate
 from suture.federation.state_files import EXPERIMENTS
 from suture.methods.surgical import SurgicalAggregation

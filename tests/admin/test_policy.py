@@ -27,9 +27,10 @@ from startup_kits import LAUNCHER, MakeKit
 
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.flare.executor import EgressFilter
-from suture.flare.kit import Kit, policy_file, read_kit, read_kit_json
+from suture.flare.kit import Kit, read_kit, read_kit_json
 from suture.flare.scopes import check_scope
 from suture_admin.kit_checks import check_policy
+from suture_admin.kits import policy_file
 from suture_admin.policy import (
     CLASSES,
     COMPONENTS,

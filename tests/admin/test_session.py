@@ -18,9 +18,10 @@ from startup_kits import MakeKit
 
 from own_clock import own_clock
 from suture.core.errors import ConfigError
-from suture.flare.kit import Kit, admin_kit, kits_in, options_of, project_admin, read_kit
+from suture.flare.kit import Kit, kits_in, project_admin, read_kit
 from suture_admin import session
 from suture_admin.job_commands import results, status
+from suture_admin.kits import admin_kit, options_of
 from suture_admin.monitor import SILENT
 from suture_admin.session import NoAnswer, connect, wait_for_sites
 from world import refused

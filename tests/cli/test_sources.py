@@ -54,7 +54,7 @@ OWN = {
     "core/processes.py": "/sys",
     "core/vocabulary.py": "files of this package",
     "execution/simulator.py": "/proc",
-    "execution/partition.py": "a file of this package",
+    "partition.py": "a file of this package",
     "execution/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",
     "plots.py": "a file of this package",

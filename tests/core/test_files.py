@@ -29,7 +29,6 @@ from suture.core.files import (
     check_plain,
     hold,
     make_folder,
-    named_file,
     named_regular,
     open_regular,
     parse_json,
@@ -51,7 +50,7 @@ from suture.data.archives import reports
 from suture.data.images import ImageSource
 from suture.data.limits import file_bytes
 from suture.data.reading import read_form, read_lines, read_sheet, read_text, stream_columns
-from suture.federation.plan import Schedule
+from suture.federation.plan import Schedule, named_file
 from suture.models import ModelSpec, build
 from suture.models.classifier import name_vectors
 from suture.models.saved import load_model, save_model

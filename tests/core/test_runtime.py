@@ -15,16 +15,9 @@ import torch
 
 from rounds import configured
 from suture.core.errors import Aborted, ConfigError
-from suture.core.runtime import (
-    abortable,
-    check_abort,
-    device_name,
-    moved,
-    out_of_memory,
-    repeatable,
-    unusable,
-)
-from suture.federation.server.checks import HeldOut
+from suture.core.runtime import device_name, out_of_memory, repeatable, unusable
+from suture.data.batch import abortable, check_abort, moved
+from suture.federation.server.aggregator import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.training import retry_in_smaller_batches
@@ -122,7 +115,8 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
         seen.append(choices())
         raise ConfigError("looked")
 
-    monkeypatch.setattr(Site, "_layout", look)
+    monkeypatch.setattr("suture.federation.site.trainer.Trainer.layout", look)
+    monkeypatch.setattr(Site, "_allow", look)
     site.answer(TaskData(task))
     assert seen == [[True] * 3]
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from suture.core.errors import DataError
-from suture.data.batch import IN_A_ROW, Batch, Samples, class_aware, endless, prefetch
+from suture.data.batch import IN_A_ROW, Batch, Samples, class_aware, endless
+from suture.learning.training import prefetch
 
 NAMES = ("Mass", "Edema", "Nodule", "Hernia", "Fibrosis")
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=5)

@@ -29,7 +29,7 @@ from suture.core.errors import DataError
 from suture.data import decoding
 from suture.data.decoding import decode_image, is_array, needed_bits, open_image, resize_pad, warned_of
 from suture.data.images import ImageSource
-from suture.data.inspection import inspect
+from suture_results.inspection import inspect
 from suture_results.model_export.bundle_files.inference import ReadImage
 from world import refused
 

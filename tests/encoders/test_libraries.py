@@ -18,10 +18,10 @@ from small_models import built_model
 from suture.core.errors import ConfigError
 from suture.methods.base import SharingSpec
 from suture.models import ModelSpec
-from suture.models import encoders as described
 from suture.models.classifier import Classifier
 from suture.models.saved import load_model, save_model
 from suture.models.weights import fill
+from suture_encoders import foreign as described
 from world import refused
 
 

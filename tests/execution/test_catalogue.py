@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from reference import write_pages
+from reference import from_registries, write_pages
 
 from suture.cli.app import documented
 from suture.core.errors import ConfigError
 from suture.execution import catalogue
-from suture.execution.catalogue import check_names, from_registries, model_facts, read_stored, rows
+from suture.execution.catalogue import check_names, model_facts, read_stored, rows
 from suture.methods import METHODS
 from suture.methods.base import Question
 from suture_papers.tables import loading

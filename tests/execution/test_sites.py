@@ -24,7 +24,6 @@ from suture.data.config import SiteConfig, TrainingConfig, load_server_config, l
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Table
 from suture.execution.job import load_job, with_settings
-from suture.execution.partition import assigned_classes
 from suture.execution.run import run_job
 from suture.execution.sites import cache_folder, compute_on, feature_folder, on_devices, this_machine
 from suture.flare.recipe import export_job
@@ -38,6 +37,7 @@ from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.fedmas.hyperkvasir import FOLDS
 from suture_papers.fedmas.hyperkvasir import LABELS as HYPERKVASIR
 from suture_papers.fedmas.hyperkvasir_sites import HyperKvasirSites
+from suture_papers.partition import assigned_classes
 from suture_papers.public_data import data_folder, images_in
 from suture_papers.skin_lesions.flamby import LABELS, TRUTH
 from suture_papers.skin_lesions.flamby_sites import AttributeSites, FlambySites

@@ -20,7 +20,7 @@ from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError
 from suture.learning.dp_sgd import gaussian
-from suture.learning.training import NonFiniteLoss
+from suture.learning.steps import NonFiniteLoss
 from suture.privacy.differential_privacy import (
     MULTIPLIERS,
     Mechanism,

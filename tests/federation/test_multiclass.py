@@ -14,7 +14,7 @@ from PIL import Image
 from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.data.config import load_site_config
-from suture.federation.site.store import FIRST_COUNTS
+from suture.federation.site.releases import FIRST_COUNTS
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.protocol.messages import KEYS, TaskData

@@ -13,7 +13,7 @@ from one_step import equal
 from rounds import configured, conformant
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, federate
-from suture.federation.server.checks import check_unchanged, fixed_settings
+from suture.federation.server.state import check_unchanged, fixed_settings
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

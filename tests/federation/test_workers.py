@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
 from suture.execution.run import run_job
-from suture.federation.site.store import SiteAnswer
+from suture.federation.site.releases import SiteAnswer
 from suture.federation.workers import Workers, balanced_shares
 from suture.protocol.messages import Abstain, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack

@@ -20,7 +20,8 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
-from suture.learning.training import GradientOverflow, LocalTraining, NonFiniteLoss
+from suture.learning.steps import GradientOverflow, NonFiniteLoss
+from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, TaskData, Update

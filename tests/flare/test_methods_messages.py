@@ -24,7 +24,8 @@ from suture.flare.local import LocalSite, network
 from suture.learning.evaluation import label_counts
 from suture.methods.base import Method
 from suture.models.classifier import Layout
-from suture.protocol.messages import TaskData, round_figure
+from suture.protocol.egress import round_figure
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, Transport, unpack
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

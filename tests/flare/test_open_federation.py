@@ -24,9 +24,9 @@ from suture.execution.job import Job, load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.flare.kit import change_policy
 from suture.models.weights import read_checkpoint
 from suture_admin.kit_checks import check_connection
+from suture_admin.kits import change_policy
 from suture_admin.poc import project_of, project_template
 from suture_admin.policy import SHARED, allow_classes, make_strict, missing_classes, storages, survive
 from suture_admin.session import connect

@@ -28,7 +28,7 @@ from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite, toml_of, workspace
 
 from suture.core.errors import RejectedUpdate
-from suture.core.runtime import moved
+from suture.data.batch import moved
 from suture.execution.job import load_job
 from suture.flare import PLAN
 from suture.flare.codec import from_shareable_, to_shareable

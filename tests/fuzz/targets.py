@@ -34,16 +34,17 @@ from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
-from suture.federation.site.store import FirstCounts, States
+from suture.federation.site.releases import FirstCounts
+from suture.federation.site.trainer import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.learning.training import LocalTraining, load_optimiser_state, optimiser_of
+from suture.learning.steps import load_optimiser_state, optimiser_of
+from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, encoder_of, self_contained
-from suture.models import encoders as described
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.documents import document_inputs
 from suture.models.saved import save_model, weights_digest
@@ -66,6 +67,7 @@ from suture.protocol.messages import (
 )
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Round, SiteRound, Validation
+from suture_encoders import foreign as described
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL

@@ -27,7 +27,7 @@ from suture.learning.calibration import (
 from suture.learning.decisions import decide, decided_classes, operating, score_counts
 from suture.learning.diagrams import diagrams
 from suture.learning.metrics import Curves, auroc, histogram
-from suture.learning.operating_points import exact_thresholds, predictive_values, thresholds
+from suture.learning.operating_points import thresholds
 from suture.protocol.decisions import (
     CELLS,
     GRID,
@@ -40,6 +40,8 @@ from suture.protocol.decisions import (
     Rule,
 )
 from suture.protocol.egress import may_be
+from suture_results.actions import exact_thresholds
+from suture_results.decision_section import predictive_values
 
 
 def counts_of(scores: Any, least: int = 0) -> np.ndarray:

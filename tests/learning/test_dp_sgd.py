@@ -22,8 +22,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import MILD, Augmentation, Batch, Samples
 from suture.learning.dp_sgd import PatientPrivacy, gaussian, uniform
-from suture.learning.losses import masked_bce
-from suture.learning.training import LocalRound, LocalTraining, NonFiniteLoss, SiteContext, fit, on_known
+from suture.learning.steps import NonFiniteLoss, masked_bce
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode
 from world import refused

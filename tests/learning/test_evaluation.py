@@ -30,12 +30,13 @@ from suture.learning.evaluation import (
     overall,
     ranking,
 )
-from suture.learning.training import NonFiniteLoss, SiteContext
+from suture.learning.steps import NonFiniteLoss
+from suture.learning.training import SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
-from suture.protocol.egress import on_grid
-from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, round_figure
+from suture.protocol.egress import on_grid, round_figure
+from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 from world import refused

@@ -21,7 +21,7 @@ from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES, MILD, ROW, STRONG, Augmentation, Samples
 from suture.data.config import load_site_config
 from suture.federation.loop import federate
-from suture.federation.server.checks import HeldOut
+from suture.federation.server.aggregator import HeldOut
 from suture.federation.server.global_model import initial
 from suture.learning.features import FeatureStore
 from suture.learning.training import LocalTraining

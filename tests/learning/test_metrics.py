@@ -30,10 +30,10 @@ from suture.learning.metrics import (
     wilson,
     youden,
 )
-from suture.learning.operating_points import predictive, predictive_values
 from suture.protocol.decisions import CELLS, GRID, JOINED
 from suture.protocol.egress import near
 from suture.protocol.messages import ClassScore
+from suture_results.decision_section import predictive, predictive_values
 from world import refused
 
 Y = [0, 0, 1, 1, 0, 1]

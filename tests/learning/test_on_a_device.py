@@ -14,10 +14,10 @@ from torch import Tensor
 from simulated_device import NAME, WAITS, Simulated, live_bytes
 from suture.core.errors import ConfigError
 from suture.data.batch import MILD, Samples
-from suture.federation.site import diagnostics as compiling
-from suture.federation.site.diagnostics import compile_backbone
+from suture.federation.site import trainer as compiling
+from suture.federation.site.trainer import compile_backbone
 from suture.learning import training
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import (
     LocalRound,
     LocalTraining,

@@ -18,14 +18,11 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError, DataError
 from suture.core.runtime import generator_for
 from suture.data.batch import MILD, Batch, Samples
-from suture.learning import training as optimisers
-from suture.learning.losses import masked_bce
+from suture.learning import steps as optimisers
+from suture.learning.steps import READ_EVERY, GradientOverflow, NonFiniteLoss, masked_bce
 from suture.learning.training import (
-    READ_EVERY,
-    GradientOverflow,
     LocalRound,
     LocalTraining,
-    NonFiniteLoss,
     Objective,
     SiteContext,
     activation_bytes,

@@ -21,8 +21,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples, columns
 from suture.federation.server.global_model import initial
-from suture.learning.losses import balanced_ce, weighted_bce
 from suture.learning.samples import pool
+from suture.learning.steps import balanced_ce, weighted_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS, averaging
 from suture.methods.averaging import WeightedMean

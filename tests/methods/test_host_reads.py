@@ -40,7 +40,7 @@ SITE = "alpha"
 SITES = {name: trial.SITES[name] for name in (SITE, "gamma")}
 """Two, so that each has classes that it does not know."""
 
-EACH_EPOCH = "learning/training.py: StepLosses.read"
+EACH_EPOCH = "learning/steps.py: StepLosses.read"
 
 NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.

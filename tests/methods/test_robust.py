@@ -15,11 +15,12 @@ from torch import Tensor
 
 from rounds import conformant
 from suture.core.errors import ConfigError
+from suture.federation.plan import check_fits
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.privacy import robust
-from suture.privacy.robust import Merged, RobustMerge, check_fits, robustly_merged
+from suture.privacy.robust import Merged, RobustMerge, robustly_merged
 from suture.protocol.messages import Update, ones
 from world import refused
 

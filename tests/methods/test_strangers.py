@@ -16,7 +16,7 @@ from strangers.feddyn import FedDyn
 from strangers.scaffold import Scaffold
 from suture.core.runtime import generator_for
 from suture.federation.loop import Loop
-from suture.learning.losses import masked_loss
+from suture.learning.steps import masked_loss
 from suture.learning.training import LocalTraining, SiteContext, training_batches
 from suture.models.classifier import load_tensors
 from suture.protocol.messages import TaskData

@@ -20,12 +20,12 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from small_models import CNN_32, built_model
 from suture.core.errors import ConfigError
 from suture.data.batch import Augmentation, Samples
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.methods.base import SharingSpec
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import train_mode
-from suture.models.encoders import Block, TextLSTM, channels_last, densenet121, small_cnn, small_resnet
+from suture.models.classifier import channels_last, train_mode
+from suture.models.encoders import Block, TextLSTM, densenet121, small_cnn, small_resnet
 from suture.protocol.packing import Packed, load, save
 from world import refused
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import suture.models.priors as cache
 from suture.core.errors import ConfigError, DataError
 from suture.core.runtime import seed_torch
+from suture.data.batch import Preprocessing
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import Preprocessing
 from suture.models.priors import PRIORS, Prior, PriorSpec, cached_features, digest_of, freeze, load_prior
 from suture_papers.fedmas.priors import VisionTower, moco_resnet50, rename_tensors
 from world import refused

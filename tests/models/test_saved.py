@@ -28,10 +28,10 @@ from suture import compare, decide, evaluate
 from suture.core.errors import ConfigError, LabelError, SutureError
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
-from suture.models.class_names import class_names
 from suture.models.saved import load_model, load_spec, save_model, stated_digest, weights_digest
 from suture.models.weights import read_checkpoint, read_weights
 from suture_papers.fedmas.priors import _read_part
+from suture_results.class_names import class_names
 from suture_results.method_comparison import compare_methods
 from suture_results.model_export.signature import check_digest
 from suture_results.prediction import predict_to_csv

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from small_job import SMALL
 from suture.data.config import SiteConfig
-from suture.data.inspection import ImageFacts
 from suture.data.table import SPLITS, Split
 from suture.execution.job import Job
 from suture.execution.study import StudySites
@@ -26,6 +25,7 @@ from suture_papers.rare_classes.focal import FocalFedAvg
 from suture_prepare.quality import Count, Findings, Picture
 from suture_prepare.site_images import describe, differences, find_shared, summarise
 from suture_prepare.study_check import Together, compare, render_matrix
+from suture_results.inspection import ImageFacts
 
 CONFIG = SiteConfig.model_validate(
     {"data": {"dataset": "hospital", "root": "r", "table": "t"}, "privacy": {"min_count": 0}}

@@ -17,7 +17,6 @@ from hospitals import site
 from suture.core.errors import ConfigError, DiskError
 from suture.core.labels import LabelSet
 from suture.core.ontology import Atlas, Decision
-from suture.data.inspection import ImageFacts
 from suture.data.table import Table
 from suture.execution.study import StudySites
 from suture_prepare.atlas_page import Cell, _cells, all_relations, write_atlas_page
@@ -26,6 +25,7 @@ from suture_prepare.quality import Picture, check
 from suture_prepare.study_check import compare
 from suture_prepare.study_labels import study_lists
 from suture_prepare.study_page import EXAMPLES, choose, job_of, write_page
+from suture_results.inspection import ImageFacts
 from world import refused
 
 NAN = np.nan

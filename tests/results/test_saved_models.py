@@ -16,7 +16,6 @@ import pytest
 import suture as api
 from small_hospitals import EVERY, small_study
 from small_models import CNN_16, saved_model
-from suture.cli.common import load_sources
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.data.config import SiteConfig, load_site_config, write_site_config
 from suture.data.readers import read_table
@@ -29,6 +28,7 @@ from suture_results.comparison import compare
 from suture_results.cooccurrence import predicted_together
 from suture_results.method_comparison import _fold, compare_methods
 from suture_results.plots import plot_features
+from suture_results.run_options import load_sources
 from suture_results.saved_models import as_metrics, evaluate, models_of
 from suture_results.trained_images import remark
 from world import Trained, refused, site_config, suture, write_table

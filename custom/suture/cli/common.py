@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,17 +20,11 @@ from suture.core import VERSION
 from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.escaping import printable_lines
-from suture.core.files import model_folder, run_folder
 
 if TYPE_CHECKING:
-    from suture.data.config import SiteConfig
     from suture.execution.job import Job
 
 console = Console(emoji=False)  # a name such as ":x:" is none
-
-
-Part = Literal["train", "validation", "test"]
-"""A split of a data set."""
 
 
 def known_names(incomplete: str) -> list[str]:
@@ -55,11 +49,6 @@ FlareStudy = Annotated[
 ]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return at once; `suture results` fetches the results later.")
-]
-Model = Annotated[Path, typer.Argument(help="A run, or its model/ folder.", callback=model_folder)]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", callback=run_folder)]
-MaxFailed = Annotated[
-    int, typer.Option(min=0, help="Unusable inputs to accept; with more, the exit code is 1.")
 ]
 Device = Annotated[
     str | None,
@@ -108,15 +97,6 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def figures_table(title: str, *figures: str) -> Table:
-    """Return a table of figures of classes, a row each."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("Class")
-    for head in figures:
-        table.add_column(head, justify="right")
-    return table
-
-
 def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:
     """Return the job of a name or path with settings of the command line; `trust` is as in `load_job`.
 
@@ -143,29 +123,6 @@ def device_of(option: str | None) -> str:
         raise ConfigError(f"--device {option}: give one device; several are for simulated sites only")
     compute_on(option)
     return this_machine().device
-
-
-def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
-    """Return the configuration of each data set by name: that of the file, or of a suture.toml's folder.
-
-    A folder stands for the suture.toml in it, or for those of its sites.
-
-    Raises:
-        ConfigError: two data sets have the same name, or a configuration cannot be read.
-    """
-    from suture.data.config import load_site_config, site_files
-
-    found: dict[str, Path] = {}
-    files = [file for path in paths for file in site_files(path) or [path]]
-    for path in files:
-        name = path.stem if path.stem != "suture" else path.resolve().parent.name
-        if name in found:
-            raise ConfigError(
-                f"{found[name]} and {path} would both be called {name!r} in the figure; rename one of "
-                "the files (of a suture.toml, its folder)"
-            )
-        found[name] = path
-    return {name: load_site_config(path) for name, path in found.items()}
 
 
 def literal(app: typer.Typer) -> Any:
@@ -230,15 +187,3 @@ def guard(command: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="yellow")  # before a command has begun
         sys.exit(130)
-
-
-def parse_number_map(prevalence: Iterable[str]) -> dict[str, float]:
-    """Read 'CLASS=SHARE' of each --prevalence; a name may hold an equals sign."""
-    found = {}
-    for text in prevalence:
-        label, _, share = text.rpartition("=")
-        try:
-            found[label.strip()] = float(share)
-        except ValueError:
-            raise ConfigError(f"--prevalence {text!r}: write for example 'CLASS=0.02'") from None
-    return found

@@ -211,7 +211,8 @@ class Registry(MutableMapping[str, T]):
                 register it, or it is of another kind.
         """
         others = find_foreign(self.group)
-        check_known(self._kind[0], name, self.names())
+        if name not in self:
+            check_known(self._kind[0], name, self.names())
         return self[name] if name not in others else self.load(self.only(name, others[name]))
 
     def load(self, point: EntryPoint) -> T:

@@ -20,8 +20,6 @@ import re
 import secrets
 import shutil
 import stat
-import sys
-import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +27,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, ClassVar, NoReturn
-from weakref import WeakValueDictionary
+from typing import IO, Any, NoReturn
 
 import psutil
 
@@ -276,19 +273,6 @@ def _why(error: OSError | ValueError) -> str:
     return error.reason if isinstance(error, UnicodeError) and hasattr(error, "reason") else str(error)
 
 
-def model_folder(path: str | Path) -> Path:
-    """Return the folder of a saved model: the one that is given, or model/ of a run."""
-    folder = Path(path).expanduser()
-    inside = folder / "model"
-    return inside if not (folder / "model.json").exists() and inside.is_dir() else folder
-
-
-def run_folder(path: str | Path) -> Path:
-    """Return the folder of a run: the one that is given, or that of its model/."""
-    folder = Path(path).expanduser()
-    return folder.absolute().parent if (folder / "model.json").exists() else folder
-
-
 _LEFT = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp")
 """What `temporary_beside` names, with the process that did."""
 
@@ -323,18 +307,6 @@ def make_folder(path: Path, *, private: bool = False) -> None:
     """
     with writing(path):
         path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
-
-
-def shared_features() -> Path:
-    """Return the folder of features that this user's runs of simulated sites share.
-
-    Raises:
-        RuntimeError: the user has no home.
-    """
-    if own := os.environ.get("SUTURE_CACHE"):
-        return Path(own).expanduser().resolve() / "features"
-    caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / caches) / "suture" / "features"
 
 
 def temporary_beside(path: Path) -> Path:
@@ -430,27 +402,6 @@ def within_folder(folder: Path) -> Callable[[Path], bool]:
         return path.resolve().is_relative_to(root) if whole else within(path.parent)
 
     return test
-
-
-def named_file(name: str, folder: Path, key: str) -> Path:
-    """Return the file or folder that another party names, which lies directly in a folder of one's own.
-
-    Args:
-        name: a bare name, never a path.
-        key: what gives the name, for the message.
-
-    Raises:
-        ConfigError: it is no bare name, is not in the folder, or is a link out of it.
-    """
-    rule = f"{key}={name[:80]!r}: a job must name a file of {folder} ([storage] files) by its bare name"
-    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
-        raise ConfigError(rule)
-    path = folder / name
-    if not path.exists() or not within_folder(folder)(path):
-        raise ConfigError(
-            f"{rule}; copy it there: the folder has no such file, or a link that leads out of it"
-        )
-    return path
 
 
 def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -648,32 +599,6 @@ def hold(path: Path, seconds: float, leftovers: str = "**/.*.tmp") -> IO[str]:
     return file
 
 
-class FolderLock:
-    """The lock of a folder for this process: all its objects that use the folder share it.
-
-    It is free again when the last of them has dropped it, or the process has ended.
-    """
-
-    _taken: ClassVar[WeakValueDictionary[tuple[int, Path], FolderLock]] = WeakValueDictionary()
-    _one = threading.Lock()
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    @classmethod
-    def take(cls, path: Path, seconds: float) -> FolderLock:
-        """Return the lock that this process holds, or wait for it; see `hold`."""
-        key = os.getpid(), path.resolve()  # a forked process must take its own
-        with cls._one:
-            lock = cls._taken.get(key)
-            if lock is None or not _is_at(lock._file, path):
-                lock = cls._taken[key] = cls(hold(path, seconds))
-            return lock
-
-    def __del__(self) -> None:
-        self._file.close()
-
-
 MAKING = ".making"
 """The end of the name of a lock that `only_maker` holds, or waits for without end."""
 
@@ -724,7 +649,7 @@ def _taken(file: IO[str], path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-    if not _is_at(file, path):  # its last holder has deleted it; who comes next would lock another file
+    if not is_at(file, path):  # its last holder has deleted it; who comes next would lock another file
         return False
     # The lock holds without the note: a full disk must not prevent it, nor that the file is closed.
     with suppress(OSError):
@@ -736,7 +661,7 @@ def _taken(file: IO[str], path: Path) -> bool:
     return True
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
+def is_at(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:

@@ -1,7 +1,6 @@
-"""What a computation depends on besides code and data: seeds, the device, versions, and the job's abort.
+"""What a computation depends on besides code and data: seeds, the device, versions.
 
-A seed is one number for each site, round and purpose, always passed as an argument and never global. An abort
-stops a site within one step or batch.
+A seed is one number for each site, round and purpose, always passed as an argument and never global.
 """
 
 from __future__ import annotations
@@ -11,45 +10,17 @@ import hashlib
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from suture.core import VERSION
-from suture.core.errors import Aborted, ConfigError
-
-_ABORTED: ContextVar[Callable[[], bool]] = ContextVar("suture_aborted", default=lambda: False)
-
-
-@contextmanager
-def abortable(aborted: Callable[[], bool]) -> Iterator[None]:
-    """Let the work of this thread end as soon as `aborted` says so; see `check_abort`."""
-    token = _ABORTED.set(aborted)
-    try:
-        yield
-    finally:
-        _ABORTED.reset(token)
-
-
-def check_abort() -> None:
-    """End the work of an aborted job.
-
-    `suture.core.runtime.moved` calls this for every batch, whoever trains, evaluates or extracts features;
-    only what computes for long without moving a batch has to call it too.
-
-    Raises:
-        Aborted: the job was aborted.
-    """
-    if _ABORTED.get()():
-        raise Aborted("the job was aborted")
-
+from suture.core.errors import ConfigError
 
 _PACKAGES = ("nvflare", "torch", "torchvision", "monai", "numpy", "pandas", "scikit-learn")
 
@@ -144,20 +115,6 @@ def out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     in_text = isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
     return in_text or isinstance(error, (torch.OutOfMemoryError, MemoryError))
-
-
-def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Return a tensor on a device; the host does not wait until a GPU has it.
-
-    It would wait for more than 64 KiB of memory that is not pinned.
-
-    Raises:
-        Aborted: the job was aborted. Every pass over data moves its batches here.
-    """
-    check_abort()
-    if tensor.device.type != "cpu" or torch.device(device).type in ("cpu", "meta"):
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def seed_for(*parts: str | int) -> int:

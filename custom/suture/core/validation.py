@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
@@ -244,16 +243,3 @@ def bare(kind: Any) -> Any:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def attribute_texts(kind: Any) -> dict[str, str]:
-    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
-    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
-    texts: dict[str, str] = {}
-    for entry in re.split(r"\n(?= {4}\S)", block):
-        names, colon, text = entry.partition(": ")
-        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
-            plain = " ".join(text.split()).replace("``", "`")
-            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), plain)
-    return texts

@@ -1,18 +1,19 @@
-"""Samples and batches: the inputs of a model with their labels, their augmentation, and batches made ahead.
+"""Samples and batches: the inputs of a model with their labels, their normalisation and augmentation.
 
-In a batch each image has its own random transform, in one resampling.
+In a batch each image has its own random transform, in one resampling. An abort of the job stops a site
+within one step or batch, as a batch moves to the device.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -22,45 +23,54 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
+from suture.core.errors import Aborted
 from suture.core.labels import LabelSet
-from suture.core.runtime import generator_for, moved
+from suture.core.runtime import generator_for
 from suture.core.validation import STRICT
 
-_T = TypeVar("_T")
+_ABORTED: ContextVar[Callable[[], bool]] = ContextVar("suture_aborted", default=lambda: False)
 
 
-def prefetch(items: Iterable[_T], count: int) -> Iterator[_T]:
-    """Yield the items in their order, while one thread makes the `count` next ones.
-
-    An error of making an item is raised where that item would have been yielded. The thread has ended when
-    the last item was yielded, an error was raised, or the iterator was closed.
-
-    Args:
-        count: of items that wait at most; 0 makes each when it is asked for, without a thread.
-    """
-    source = iter(items)
-    if not count:
-        yield from source
-        return
-    end = object()
-    maker = ThreadPoolExecutor(1, "suture-batches")
+@contextmanager
+def abortable(aborted: Callable[[], bool]) -> Iterator[None]:
+    """Let the work of this thread end as soon as `aborted` says so; see `check_abort`."""
+    token = _ABORTED.set(aborted)
     try:
-        waiting = deque(maker.submit(next, source, end) for _ in range(count))
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(maker.submit(next, source, end))
-            yield item  # type: ignore[misc]
+        yield
     finally:
-        maker.shutdown(cancel_futures=True)
+        _ABORTED.reset(token)
+
+
+def check_abort() -> None:
+    """End the work of an aborted job.
+
+    `moved` calls this for every batch, whoever trains, evaluates or extracts features;
+    only what computes for long without moving a batch has to call it too.
+
+    Raises:
+        Aborted: the job was aborted.
+    """
+    if _ABORTED.get()():
+        raise Aborted("the job was aborted")
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Return a tensor on a device; the host does not wait until a GPU has it.
+
+    It would wait for more than 64 KiB of memory that is not pinned.
+
+    Raises:
+        Aborted: the job was aborted. Every pass over data moves its batches here.
+    """
+    check_abort()
+    if tensor.device.type != "cpu" or torch.device(device).type in ("cpu", "meta"):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 FEATURES, ROW = "features", "row"
 """Names of inputs: features ``[n, d]`` that a frozen encoder computed of images or documents, in their place;
 and the number of each among the samples of its split ``[n]``, by which its views are found."""
-
-
-def view_key(inputs: Mapping[str, Tensor]) -> str:
-    """Return the name of the input that methods have views of: the image, or its features."""
-    return FEATURES if FEATURES in inputs else "image"
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,50 @@ def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool =
             y[:, column] = samples.y[:, position]
             taught[:, column] = torch.nan if before is None else before[:, position]
     return replace(samples, y=y, taught=taught if absent or before is not None else None)
+
+
+Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
+
+
+Std = Annotated[float, Field(ge=1e-4, le=1e3)]
+"""Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
+
+
+@validated(frozen=True, config=STRICT)
+class Preprocessing:
+    """The conversion of pixels to a model's input; it is saved with the model.
+
+    Attributes:
+        size: side of the square image.
+        color: whether images are in colour; the channel of gray images is repeated where a backbone takes
+            three.
+        channels: number of channels that the backbone takes.
+        mean, std: normalisation of each channel, of values in [0, 1].
+    """
+
+    size: Annotated[int, Field(ge=1, le=4096)]
+    color: bool
+    channels: Annotated[int, Field(ge=1, le=3)]
+    mean: tuple[Mean, ...]
+    std: tuple[Std, ...]
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``, where they are."""
+        x = image.float().div_(255.0)
+        if x.shape[1] != self.channels:
+            x = x.expand(-1, self.channels, -1, -1)
+        mean, std = by_channel(self.mean, x.device), by_channel(self.std, x.device)
+        return (x - mean).div_(std)
+
+    def undo(self, image: Tensor) -> Tensor:
+        """Convert normalised images back to values in [0, 1]."""
+        return image * by_channel(self.std, image.device) + by_channel(self.mean, image.device)
+
+
+@functools.lru_cache(maxsize=32)
+def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """``[1, channels, 1, 1]``, made once: to copy numbers to a GPU, the host waits until it is idle."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

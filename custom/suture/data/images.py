@@ -1,4 +1,4 @@
-"""The images of a hospital: where they are, which column of a table names them, and their pixels as arrays.
+"""The images of a hospital: where they are, and their pixels as arrays.
 
 They lie in a folder, a tar archive or a folder of archives, in the formats of radiology.
 """
@@ -11,7 +11,6 @@ import tarfile
 import threading
 import unicodedata
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,9 +28,8 @@ from suture.core.processes import usable_cores
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
 from suture.data.limits import FOLLOW, MOST_ENCODED, file_bytes
-from suture.data.patient_columns import names_patients, plain_words
-from suture.data.reading import Form, Sheet, is_hidden
-from suture.data.table import Cells, Table
+from suture.data.reading import is_hidden
+from suture.data.table import Table
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
@@ -421,22 +419,17 @@ def _unread(member: tarfile.TarInfo, path: str) -> str:
     return "" if member.isreg() or member.isdir() else "a link or device within an archive"
 
 
-_INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
-
-_MASKS = (
+MASKS = (
     r"masks?|masken?|masques?|m[aá]scaras?|maschera|seg|segmentations?|segmentierung(?:en)?|gt|"
     r"ground[ _-]?truth|annotations?|roi|contours?|overlay|label[ _-]?maps?|labels"
 )
 
-_MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
+_MASK_FOLDER = re.compile(rf"(.*[ _-])?({MASKS})([ _-].*)?")
 
-_MASK_FILE = re.compile(rf"(.+?)[ ._-]+(?:{_MASKS}|label)(?:[ ._-]?\d+)?|(?:{_MASKS}|label)[ ._-]+(.+)")
+_MASK_FILE = re.compile(rf"(.+?)[ ._-]+(?:{MASKS}|label)(?:[ ._-]?\d+)?|(?:{MASKS}|label)[ ._-]+(.+)")
 
 _LOOKED_AT = 1_000
 """Files of the folders beside that of a site."""
-
-_OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
-"""In the name of a column: its files are made of images."""
 
 
 @dataclass(frozen=True)
@@ -534,15 +527,6 @@ def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
     return found
 
 
-def named_elsewhere(forms: Sequence[Form]) -> Path | None:
-    """The folder of the images that a table names by absolute paths; None where it names none so."""
-    for column in (column for form in forms for column in form.sheet.columns().values()):
-        cells = [*filter(None, column)]
-        if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
-            return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
-    return None
-
-
 def _is_image(path: Path) -> bool:
     """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
     if path.name.lower().endswith(SUFFIXES):
@@ -551,91 +535,3 @@ def _is_image(path: Path) -> bool:
         return False
     with open_regular(path) as file:
         return file.read(132)[128:] == b"DICM"
-
-
-@dataclass(frozen=True)
-class ImageColumn:
-    """The column that names the images, or the documents.
-
-    Attributes:
-        match: as [data] image_match.
-        found: rows that name an image.
-        root: where their paths start.
-        find: returns the path of the image that a cell names; None where it names none.
-        text: the column of the documents.
-    """
-
-    name: str
-    match: str
-    found: int
-    root: Path
-    find: Callable[[str], str | None]
-    text: str = ""
-
-
-def best_column(form: Form, images: Images, only: str | None = None) -> ImageColumn | None:
-    """The column (or `only` that) with the most cells that name an image, in the strictest way; None where
-    none names any.
-    """
-    here = unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
-    stems = unique(images.paths, stem)
-
-    def from_above(cell: str) -> str | None:
-        name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
-        return name if name != cell and name in images.paths else None
-
-    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [
-        ("path", images.root, lambda cell: here.get(image_name(cell, images.root, here))),
-        *([("path", images.above, from_above)] if images.above != images.root else []),
-        ("stem", images.root, lambda cell: stems.get(stem(cell))),
-        ("loose", images.root, loosely(images.paths)),
-    ]
-    best, most = None, (False, 0, 0)
-    for match, root, find in ways:
-        for name, column in form.sheet.columns().items():
-            cells = Counter(filter(None, column))
-            index = match == "loose" and (_INDEX.match(name) or names_patients(name))
-            chance = index or (match != "path" and _is_label(cells))  # its numbers may be those of images
-            if chance if only is None else name != only:
-                continue
-            rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
-            whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
-            found = whole, len(set(map(find, rows))), rows.total()
-            if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
-                best, most = ImageColumn(name, match, rows.total(), root, find), found
-    return best
-
-
-def expect_column(form: Form, images: Images) -> ImageColumn:
-    """The column of images of a table that was put together."""
-    column = best_column(form, images)
-    assert column is not None
-    return column
-
-
-def by_chance(form: Form, column: ImageColumn, best: ImageColumn) -> bool:
-    """Whether a table has numbers that are those of a few images, such as a legend of classes."""
-    numbers = all(cell.isdigit() for cell in form.sheet.column(column.name, ""))
-    return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
-
-
-def other_images(
-    sheet: Sheet, columns: Sequence[str], images: ImageColumn, used: Collection[str | None]
-) -> Iterator[tuple[str, int]]:
-    """The columns that name other images than the one of images, and how many."""
-    for name in (name for name in columns if not _OTHER_THAN_IMAGES.search(plain_words(name))):
-        cells = {*sheet.first(name)} - {""}
-        words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
-        others = {*map(images.find, words)} - {None, *used}
-        if 2 * len(others) > len(cells):
-            yield name, len(others)
-
-
-def _is_label(cells: Counter[str]) -> bool:
-    """Whether cells are 1 and 0, in more rows than images have."""
-    return all(Cells({}).number(cell) is not None for cell in cells) and cells.total() > 2 * len(cells)
-
-
-def like_images(cells: Sequence[str]) -> int:
-    """How many cells look like the name of an image."""
-    return sum(cell.lower().endswith(SUFFIXES) for cell in cells)

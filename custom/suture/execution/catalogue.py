@@ -21,7 +21,6 @@ from suture.core.entry_points import (
     find_entry_points,
     find_foreign,
     load,
-    of_this_distribution,
     package_of,
 )
 from suture.core.errors import ConfigError, DataError, unknown
@@ -31,8 +30,6 @@ from suture.execution.job_files import job_file, jobs_of_flare, known_jobs, may_
 log = logging.getLogger(__name__)
 
 CATALOGUE_FILE = Path(__file__).with_name("catalogue.json")
-COSTS = Path(__file__).with_name("method_costs.json")
-"""What a round of each method costs, relative to FedAvg; benchmarks/method_cost.py writes it."""
 
 T = TypeVar("T")
 
@@ -156,7 +153,7 @@ def read_stored() -> dict[str, dict[str, Any]]:
     return entries
 
 
-def _registries() -> dict[str, Registry[Any]]:
+def registries() -> dict[str, Registry[Any]]:
     """Return what is registered of each kind, beside methods."""
     from suture.data.readers import DATASETS
     from suture.execution.sites import SIMULATIONS
@@ -164,40 +161,6 @@ def _registries() -> dict[str, Registry[Any]]:
     from suture.models.priors import PRIORS
 
     return {"model": MODELS, "prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
-
-
-def from_registries() -> dict[str, dict[str, Any]]:
-    """Return what catalogue.json has to hold."""
-    from suture.methods import METHODS
-    from suture.models.encoders import FAMILIES
-
-    def ours(made: Any) -> bool:
-        return of_this_distribution(made.__module__)  # others may have been registered meanwhile
-
-    registries = _registries()
-    models = {name: entry.text for name, entry in registries.pop("model").items() if ours(entry.build)}
-    return {
-        "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
-        "model": models | {family.form: family.text for family in FAMILIES.values()},
-        **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in registries.items()},
-    }
-
-
-def method_entry(name: str, kind: Any) -> dict[str, Any]:
-    """Return what is said of a method: title, paper, question, labels an image, what is sent, cost."""
-    method, about = kind(), kind.about
-    types = {"multilabel": "several", "multiclass": "one"}
-    labels = "; ".join(types[t] for t in method.labels.types)
-    if method.labels.view == "target":
-        labels = "one target a site"
-    return {
-        "title": about.title,
-        "paper": about.paper,
-        "question": about.question,
-        "labels": labels,
-        "sends": _describe_sent(method),
-        "cost": json.loads(COSTS.read_bytes()).get(name),
-    }
 
 
 def by_question() -> dict[str, dict[str, dict[str, Any]]]:
@@ -209,31 +172,6 @@ def by_question() -> dict[str, dict[str, dict[str, Any]]]:
         question: {name: entry for name, entry in methods.items() if entry["question"] == question}
         for question in [*order, "references"]
     }
-
-
-def _describe_sent(method: Any) -> str:
-    """Return what a site sends in a round besides its figures, in words."""
-    from suture.models.classifier import Layout
-    from suture.protocol.egress import NUM_SAMPLES
-
-    if method.about.local_only:
-        return "nothing: it is a reference, not a federation"
-    egress = method.egress(Layout({}, {}))
-    part = "gradient" if egress.kind == "gradient" else "weights"
-    parts = [f"backbone {part}" + (" (a share of the rows)" if method.sharing.share else "")]
-    if not method.sharing.part_at_site:
-        parts.append("all rows" if method.labels.view == "all" else "own rows")
-    if egress.weight == NUM_SAMPLES:
-        parts.append("number of images")
-    elif egress.weight != (1.0, 1.0):
-        parts.append("a weight of its own")
-    besides = (channel.name for channel in egress.going("up"))
-    parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
-    if egress.counts:
-        parts.append("label counts (once)")
-    if method.sharing.prior:
-        parts.append("digest of its prior (once)")
-    return ", ".join(parts)
 
 
 def _or_reason(describe: Callable[[T], str], what: T) -> str:
@@ -261,10 +199,10 @@ _GROUPS = {
 
 def _outside(kind_and_name: tuple[str, str]) -> str:
     kind, name = kind_and_name
-    return printable(_line(_registries()[kind].find(name)))
+    return printable(line_of(registries()[kind].find(name)))
 
 
-def _line(entry: Any) -> str:
+def line_of(entry: Any) -> str:
     """Return the line of a prior, a data set, or a kind of simulated sites."""
     if isinstance(entry, type):
         return " ".join((entry.__doc__ or "").split("\n\n")[0].split())

@@ -17,7 +17,7 @@ from suture.data.readers import read_table
 from suture.data.table import Split, Table
 from suture.execution.job import Job
 from suture.learning.evaluation import Measurement, class_scores, influences, split_loss, without_withheld
-from suture.learning.losses import masked_loss
+from suture.learning.steps import masked_loss
 from suture.methods.base import Method
 from suture.models.classifier import Layout
 from suture.protocol.egress import MOST_INFLUENCE, influence_without_one, largest_share, step_of

@@ -39,16 +39,14 @@ from suture.data.embedding import TFIDF
 from suture.execution.job_files import job_file, known_jobs
 from suture.execution.sites import SIMULATIONS, Simulation
 from suture.execution.study import StudySites
-from suture.federation.plan import Plan, Schedule, code_hash
+from suture.federation.plan import Plan, Schedule, check_fits, check_secure, code_hash
 from suture.federation.server.checks import check_has_models
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
+from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, is_stored, self_contained, vocabulary_of
 from suture.models.documents import with_digest
-from suture.models.encoders import is_stored
-from suture.privacy.robust import check_fits
-from suture.privacy.secure_aggregation import SecureAggregation, check_secure
+from suture.privacy.secure_aggregation import SecureAggregation
 from suture.protocol.packing import Transport
 
 _FLARE: dict[str, tuple[type, str]] = {

@@ -29,6 +29,7 @@ from suture.core.files import (
     own_note,
     read_json,
     read_records,
+    read_regular,
     remove_leftovers,
     temporary_beside,
     write_json,
@@ -41,19 +42,18 @@ from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.execution.exact_figures import without_limits
 from suture.execution.job import TUNED, Job, check_federated, check_finetuning, command_of
-from suture.execution.partition import SERVER
 from suture.execution.progress import following
 from suture.execution.simulator import Simulator, check_paths, simulate, with_first_error
 from suture.execution.sites import TARGETS
-from suture.execution.study import StudySites
+from suture.execution.study import SERVER, StudySites
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
-from suture.federation.site.diagnostics import collect, read_left_out, write_left_out
+from suture.federation.server.state import check_unchanged, fixed_settings
 from suture.federation.site.site import Site, check_consent
+from suture.federation.site.trainer import DIAGNOSTICS_FILE, LEFT_OUT_FILE, write_left_out
 from suture.federation.state_files import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
 from suture.learning.samples import SiteSamples, load_samples, pool
@@ -319,7 +319,7 @@ def _finish(job: Job, folder: Path) -> None:
     """Fine-tune the trained model where the job says so, collect the diagnostics, write report and card."""
     if job.finetuning:
         hook("tune_targets")(folder, job.finetuning, job.seed)
-    collect(folder)
+    collect_diagnostics(folder)
     _note_left_out(folder)
     if_installed("write_pages")(folder)
 
@@ -650,3 +650,28 @@ def lock(out: Path) -> Iterator[None]:
         ) from None
     with held:
         yield
+
+
+def read_left_out(run: Path, experiment: str) -> list[str]:
+    """Return what the sites of a simulation left out of their data, each sentence with its site.
+
+    Args:
+        run: folder of the simulation's run.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    lines: list[str] = []
+    for site in sorted((run / "sites").glob("*")):
+        path = experiment_folder(site / "state", experiment) / LEFT_OUT_FILE
+        sentences = read_json(path, "left_out")["left_out"] if path.is_file() else ()
+        lines += [f"{site.name}: {sentence}" for sentence in sentences]
+    return lines
+
+
+def collect_diagnostics(run: Path) -> bool:
+    """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
+    found = sorted(run.glob(f"sites/*/state/**/{DIAGNOSTICS_FILE}"))
+    if found:
+        atomic_write(run / DIAGNOSTICS_FILE, b"".join(map(read_regular, found)), private=True)
+    return bool(found)

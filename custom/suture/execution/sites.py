@@ -6,32 +6,28 @@ All of them use the devices and the threads of this machine.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, unknown
 from suture.core.escaping import as_csv
-from suture.core.files import atomic_write, shared_features
+from suture.core.files import atomic_write
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.core.runtime import unusable
-from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
+from suture.core.validation import STRICT, parse
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, TrainingConfig, write_site_config
 from suture.data.readers import DataConfig
-from suture.data.readers.hospital import HospitalConfig
-from suture.data.split import FOLDS, by_patient, long_tail_groups, training_counts
 from suture.data.table import Split, Table
-from suture.execution.partition import SERVER, Classes, class_lists, partition_table
-from suture.execution.study import StudySites
+from suture.execution.study import SERVER, StudySites
 from suture.methods.base import Method
 
 
@@ -87,101 +83,10 @@ class SimulatedSites:
     learning_rates: dict[str, float] = Field(default_factory=dict)
 
 
-@validated(frozen=True, config=STRICT)
-class ReleasedSites(SimulatedSites):
-    """Sites with the images of one public data set.
-
-    Attributes:
-        root: folder of the images; by default that of the data set in SUTURE_DATA.
-        validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
-            does, labelled for all classes.
-        seed: of every random split and of the partition.
-    """
-
-    root: Annotated[str | None, JOB_PATH] = None
-    validation: Validation = "sites"
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-
-    def destination(self, folder: Path, runs: Path, method: Method) -> Destination:
-        """Return where the sites are written; see `PhantomSites.prepare`."""
-        return Destination(folder, runs, method, self.learning_rates, self.validation)
-
-
-@validated(frozen=True, config=STRICT)
-class PartitionedSites(ReleasedSites):
-    """Sites of one data set, of whose classes each knows some.
-
-    Attributes:
-        clients: K.
-        classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (as many sites as
-            classes), ``round_robin`` (as FedLSM) or ``all``; see `suture.execution.partition.class_lists`.
-        per_client: number of classes of each site, for ``round_robin``.
-        fold: 1 to 5: test with this fifth of the patients, as in a cross-validation, and divide the others
-            7:1 into training and validation. By default, the data set's own split.
-    """
-
-    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
-    classes: Classes = "published"
-    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
-    fold: Annotated[int, Field(ge=1, le=FOLDS)] | None = None
-
-    def write_partitioned(
-        self,
-        folder: Path,
-        runs: Path,
-        method: Method,
-        pooled: Table,
-        *,
-        shared: int | None = None,
-        color: bool = False,
-    ) -> list[str]:
-        """Partition a pooled data set by patients among sites that know different classes, and write them.
-
-        A reference method that needs every label gets a column for each; for a method that guesses labels,
-        the true ones lie beside the site's table, where only the diagnostics read them.
-
-        Args:
-            folder, runs, method: as of `PhantomSites.prepare`, whose value this returns.
-            pooled: every image with all its labels and a split.
-            shared: see `suture.execution.partition.class_lists`.
-            color: read the images as RGB.
-        """
-        to = self.destination(folder, runs, method)
-        if self.fold is not None:
-            split = by_patient(pooled.patients, pooled.y, seed=self.seed, fold=self.fold)
-            pooled = replace(pooled, split=split)
-        lists = class_lists(self.classes, pooled.labels, self.clients, shared, self.seed, self.per_client)
-        every, held_out = (pooled.labels,) * len(lists), to.server_splits
-        known = every if to.method.labels.complete else lists
-        sites = partition_table(pooled, known, self.seed, test=to.tests_at_sites, held_out=held_out)
-        names = [name for name in sites if name != SERVER]
-        # A reference method gets every label; the site still names the ones that it annotates.
-        annotated = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
-        truth = (
-            partition_table(pooled, every, self.seed, held_out=held_out) if to.method.labels.pseudo else {}
-        )
-        data: dict[str, DataConfig] = {}
-        for name, table in sites.items():
-            own_folder = to.folder / name
-            written, texts = write_site(own_folder, table, table.labels), pooled.texts is not None
-            data[name] = HospitalConfig(
-                root=written if texts else pooled.root,
-                table=written,
-                text_column=TEXT if texts else None,
-                labels=annotated[name].names if name in annotated else None,
-                label_type=pooled.labels.label_type,
-                color=color,
-                truth=write_site(own_folder, truth[name], pooled.labels, "truth.csv")
-                if name in truth and name != SERVER
-                else None,
-            )
-        return write_sites(to, data)
-
-
 TEXT = "text"
 """The column of documents of a simulated site."""
 
-_ATTRIBUTE = "attribute"
+ATTRIBUTE = "attribute"
 """The column of a simulated site by which figures are broken down."""
 
 _CELLS = {1.0: "1", 0.0: "0"}
@@ -276,6 +181,18 @@ def cache_folder(site: Path, images: Path) -> Path:
     return site / "cache"
 
 
+def shared_features() -> Path:
+    """Return the folder of features that this user's runs of simulated sites share.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    if own := os.environ.get("SUTURE_CACHE"):
+        return Path(own).expanduser().resolve() / "features"
+    caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / caches) / "suture" / "features"
+
+
 def feature_folder(site: Path, images: Path) -> Path | None:
     """Return the folder of a simulated site's features: `shared_features`.
 
@@ -292,51 +209,10 @@ def feature_folder(site: Path, images: Path) -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
-def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[str]:
-    """Write the parts of a pooled data set of colour images as sites that all know every class.
-
-    A site trains on the same images whoever holds the validation ones. Where models stay at the sites, each
-    site holds its validation images, and test images: its own, and those that belong to no site. The server
-    knows which classes are common or rare among the training images of all sites; see `long_tail_groups`.
-
-    Args:
-        pooled: every image with its class, a split and, for figures by attribute, its attribute.
-        sites: the site of each row; the empty string for a test image of no site.
-
-    Returns:
-        the names of the sites, without the server's.
-    """
-    groups = {group: names for group, names in long_tail_groups(training_counts(pooled)).items() if names}
-    data: dict[str, DataConfig] = {}
-    for name, rows in _rows_of(to, pooled, sites).items():
-        table = write_site(to.folder / name, pooled.rows(rows), pooled.labels)
-        data[name] = HospitalConfig(
-            root=pooled.root,
-            table=table,
-            attribute_column=None if pooled.attributes is None else _ATTRIBUTE,
-            label_type=pooled.labels.label_type,
-            color=True,
-            groups=groups if name == SERVER else {},
-            # Every label is known here: pseudo-labels are compared with the site's own table.
-            truth=table if to.method.labels.pseudo and name != SERVER else None,
-        )
-    return write_sites(to, data)
-
-
-def _rows_of(to: Destination, pooled: Table, sites: Sequence[str]) -> dict[str, NDArray[np.bool_]]:
-    """The rows of each site, and of the server, as masks."""
-    site, split = np.array(sites), np.array(pooled.split)
-    own_splits = [name for name in ("train", "validation") if name not in to.server_splits]
-    own = np.isin(split, own_splits)
-    test = (split == "test") & to.tests_at_sites
-    rows = {name: ((site == name) & (own | test)) | ((site == "") & test) for name in sorted({*sites} - {""})}
-    return rows | {SERVER: np.isin(split, to.server_splits)}
-
-
 def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
     """Write `folder/name` as a hospital has it; the images stay where they are.
 
-    The columns are image, patient, split, `TEXT` (for documents), the classes of `labels`, and `_ATTRIBUTE`
+    The columns are image, patient, split, `TEXT` (for documents), the classes of `labels`, and `ATTRIBUTE`
     (where the table has attributes). An unknown label is a blank cell.
 
     Returns:
@@ -353,7 +229,7 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     for label, values in zip(labels, y.T.tolist(), strict=True):
         columns.append((label, [_CELLS.get(value, "") for value in values]))
     if table.attributes is not None:
-        columns.append((_ATTRIBUTE, table.attributes))
+        columns.append((ATTRIBUTE, table.attributes))
     headers, cells = zip(*columns, strict=True)
     atomic_write(folder / name, as_csv(headers, zip(*cells, strict=True)).encode())
     return folder / name

@@ -22,10 +22,13 @@ from suture.data.config import (
     load_site_config,
     write_site_config,
 )
-from suture.execution.partition import SERVER
 
 if TYPE_CHECKING:  # a study is written and checked without torch
     from suture.methods.base import Method
+
+
+SERVER = "server"
+"""The name of the server among the sites of a simulation."""
 
 
 @validated(frozen=True, config=STRICT)

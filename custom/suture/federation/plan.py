@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import CodeMismatch, ConfigError, LabelError, show_value
-from suture.core.files import named_file
+from suture.core.files import within_folder
 from suture.core.labels import canonical, check_experiment
 from suture.core.ontology import Relations
 from suture.core.validation import LIMIT, STRICT, LabelName, changed, flat, parse, with_paths
@@ -25,8 +25,8 @@ from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import RANDOM, ModelSpec, check_portable, encoder_of
 from suture.models.classifier import Coherence
-from suture.privacy.robust import RobustMerge
-from suture.privacy.secure_aggregation import SecureAggregation, check_secure
+from suture.privacy.robust import RobustMerge, unmergeable
+from suture.privacy.secure_aggregation import SecureAggregation, unmaskable
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Egress, Layout, Transport, check_declared
 from suture.protocol.messages import Word
@@ -388,3 +388,69 @@ def round_context(method: Method, seed: int, rounds: int, round_: int) -> RoundC
             return RoundContext(round_, phase, seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")
+
+
+def named_file(name: str, folder: Path, key: str) -> Path:
+    """Return the file or folder that another party names, which lies directly in a folder of one's own.
+
+    Args:
+        name: a bare name, never a path.
+        key: what gives the name, for the message.
+
+    Raises:
+        ConfigError: it is no bare name, is not in the folder, or is a link out of it.
+    """
+    rule = f"{key}={name[:80]!r}: a job must name a file of {folder} ([storage] files) by its bare name"
+    if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        raise ConfigError(rule)
+    path = folder / name
+    if not path.exists() or not within_folder(folder)(path):
+        raise ConfigError(
+            f"{rule}; copy it there: the folder has no such file, or a link that leads out of it"
+        )
+    return path
+
+
+def check_fits(robust: RobustMerge | None, method: Method) -> None:
+    """Check that a robust merge can take the place of the method's mean.
+
+    Raises:
+        ConfigError: it cannot; says why, and names the methods that fit.
+    """
+    if robust and (why := unmergeable(method)):
+        others = ", ".join(name for name, kind in METHODS.items() if not unmergeable(kind()))
+        raise ConfigError(
+            f"robust.kind={robust.kind!r}: {method.about.title} {why}; remove [robust], or choose one of the "
+            f"methods that fit: {others}"
+        )
+
+
+def check_secure(
+    secure: SecureAggregation | None,
+    method: Method,
+    robust: RobustMerge | None = None,
+    transport: Transport = "float32",
+) -> None:
+    """Check that a method's updates can be added up without the server seeing them.
+
+    Raises:
+        ConfigError: they cannot; says why, and the remedy.
+    """
+    if secure is None:
+        return
+    if robust:
+        raise ConfigError(
+            f"secure_aggregation and robust.kind={robust.kind!r} exclude each other: a robust merge compares "
+            "the sites' updates, and the server does not see them; remove one of the two sections"
+        )
+    if transport != "float32":
+        raise ConfigError(
+            f"secure_aggregation and transport={transport!r} exclude each other: masked numbers "
+            "have 64 bits; set transport='float32'"
+        )
+    if why := unmaskable(method):
+        others = ", ".join(name for name, kind in METHODS.items() if not unmaskable(kind()))
+        raise ConfigError(
+            f"secure_aggregation: {method.about.title} {why}; remove [secure_aggregation], or choose one of "
+            f"the methods that fit: {others}"
+        )

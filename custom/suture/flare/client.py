@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError
 from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS, as_tensor
 from suture.methods.base import Share
-from suture.protocol.messages import round_figure
+from suture.protocol.egress import round_figure
 
 
 def receive(

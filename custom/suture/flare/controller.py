@@ -37,7 +37,7 @@ from suture.core.entry_points import if_installed
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.escaping import printable
 from suture.core.files import hold, make_folder, replacing, whole_lines
-from suture.core.runtime import abortable
+from suture.data.batch import abortable
 from suture.data.config import find_server_config
 from suture.execution.job import check_federated
 from suture.execution.progress import Progress

@@ -20,12 +20,12 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.core.errors import Aborted, ConfigError, RejectedUpdate
-from suture.core.runtime import abortable
+from suture.data.batch import abortable
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
+from suture.federation.site.releases import SiteAnswer
 from suture.federation.site.site import Site
-from suture.federation.site.store import SiteAnswer
 from suture.federation.state_files import experiment_folder
 from suture.flare import CODE, FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable

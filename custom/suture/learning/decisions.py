@@ -27,9 +27,9 @@ from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrate, expected_calibration_error, fit, log_odds
-from suture.learning.losses import probabilities
 from suture.learning.metrics import Curves, Floats, histogram, rates
 from suture.learning.operating_points import thresholds
+from suture.learning.steps import probabilities
 from suture.protocol.decisions import (
     CELLS,
     Decided,
@@ -40,8 +40,15 @@ from suture.protocol.decisions import (
     Operating,
     Rule,
 )
-from suture.protocol.egress import complementary, influence_without_one, largest_share, near, on_grid
-from suture.protocol.messages import Labels, few, round_figure
+from suture.protocol.egress import (
+    complementary,
+    influence_without_one,
+    largest_share,
+    near,
+    on_grid,
+    round_figure,
+)
+from suture.protocol.messages import Labels, few
 
 _Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""

@@ -26,6 +26,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,8 +35,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError
 from suture.data.batch import Batch
-from suture.learning.losses import Objective
 from suture.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from suture.learning.steps import Objective
 
 Draw = Callable[[int], bytes]
 """Gives a number of random bytes; only tests use another one than the system's."""

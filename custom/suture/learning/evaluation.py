@@ -44,7 +44,6 @@ from suture.core.privacy import PrivacyConfig
 from suture.core.runtime import repeatable
 from suture.data.batch import Samples
 from suture.learning.decisions import decided_classes, score_counts
-from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.metrics import (
     bootstrap_mean,
     class_recalls,
@@ -53,7 +52,8 @@ from suture.learning.metrics import (
     rarer,
     score_classes,
 )
-from suture.learning.training import LocalRound, NonFiniteLoss, SiteContext, predict, ready_inputs
+from suture.learning.steps import LabelLoss, NonFiniteLoss, masked_loss
+from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs
 from suture.models.classifier import ENCODER, frozen_copy
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.egress import (
@@ -65,19 +65,10 @@ from suture.protocol.egress import (
     largest_share,
     near,
     on_grid,
+    round_figure,
     step_of,
 )
-from suture.protocol.messages import (
-    FEW,
-    LARGEST,
-    ClassScore,
-    Counts,
-    Figures,
-    Labels,
-    Metrics,
-    Scores,
-    round_figure,
-)
+from suture.protocol.messages import FEW, LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores
 
 
 def expect_context(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from suture.core.runtime import device_name, generator_for, moved
-from suture.data.batch import FEATURES, ROW, Augmentation, Samples, Source, augment
+from suture.core.runtime import device_name, generator_for
+from suture.data.batch import FEATURES, ROW, Augmentation, Samples, Source, augment, moved
 from suture.data.table import Split
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier

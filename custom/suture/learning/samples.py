@@ -33,8 +33,7 @@ from suture.core.files import (
     write_json,
 )
 from suture.core.labels import LabelSet, canonical
-from suture.core.runtime import check_abort
-from suture.data.batch import Samples, columns
+from suture.data.batch import Samples, check_abort, columns
 from suture.data.closing import with_ancestors
 from suture.data.config import SiteConfig
 from suture.data.decoding import Pixels, decode_image, resize_pad

@@ -172,8 +172,9 @@ class LocalAveraging(Method):
     batch_norm: NormPolicy = "average"
 
     def egress(self, layout: Layout) -> Egress:
-        unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}
-        why = {name: text for name, text in WHY.items() if name not in unused[self.sharing.personal]}
+        personal = self.sharing.personal
+        unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}[personal]
+        why = {name: text for name, text in WHY.items() if name not in unused}
         return Egress(shared=layout.shared, head=layout.head, why=why)
 
     def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:

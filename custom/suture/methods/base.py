@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
 import torch
 from pydantic import Field
@@ -23,11 +23,10 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.learning.losses import LabelLoss, masked_loss
+from suture.learning.steps import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
 from suture.models import ModelSpec
 from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, split_state
-from suture.models.priors import PriorSpec
 from suture.protocol.egress import (
     VARIABLE,
     Channel,
@@ -39,6 +38,9 @@ from suture.protocol.egress import (
 )
 from suture.protocol.messages import Counts, Labels, TaskData, Update
 from suture.protocol.packing import Packed
+
+if TYPE_CHECKING:
+    from suture.models.priors import PriorSpec
 
 Personal = Literal["nothing", "head", "model"]
 

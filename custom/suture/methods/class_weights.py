@@ -19,7 +19,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.learning.losses import masked_loss, weighted_bce
+from suture.learning.steps import masked_loss, weighted_bce
 from suture.learning.training import LocalRound, Loss, SiteContext, fit
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import ClassFacts, LabelStatistics, hyperparameters

@@ -31,8 +31,8 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.batch import Augmentation, Batch, view_key
-from suture.learning.losses import balanced_ce
+from suture.data.batch import Augmentation, Batch
+from suture.learning.steps import balanced_ce
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -43,6 +43,7 @@ from suture.learning.training import (
     reinit_head,
     training_batches,
     view,
+    view_key,
 )
 from suture.methods.averaging import WHY, LocalAveraging, own_rows
 from suture.methods.base import (

@@ -1,9 +1,19 @@
-"""The registry of models: a backbone by its name, with a head whose rows belong to classes."""
+"""The registry of models: a backbone by its name, with a head whose rows belong to classes.
+
+A name ``FAMILY:NAME`` is an encoder of another library, whose family another package has. What a job says of
+one that comes from a file or folder travels in the plan, so that no other party needs that. Nothing is
+downloaded, and nothing that a file holds is run: a file or folder gives tensors and a configuration of
+plain values, from which the library's own classes are built.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -13,35 +23,30 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.entry_points import MODEL_GROUP, Registry, find_foreign, package_of
-from suture.core.errors import ConfigError, as_word, unknown
+from suture.core.errors import ConfigError, as_word, show_value, unknown
+from suture.core.files import parse_json
 from suture.core.labels import LabelSet
 from suture.core.runtime import seed_for, seed_torch
-from suture.core.validation import NAMED_FILE, STRICT
+from suture.core.validation import NAMED_FILE, STRICT, parse
+from suture.data.batch import Mean, Preprocessing, Std
 from suture.data.embedding import TFIDF
 from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.adapters import Adapters, add_adapters, merge_adapters
 from suture.models.classifier import (
     Classifier,
     HeadKind,
-    Mean,
-    Preprocessing,
     RowInit,
-    Std,
     Trains,
     head_rows,
     load_tensors,
     set_momentum,
 )
 from suture.models.encoders import (
-    FAMILIES,
     IMAGENET,
     LITE,
     TextLSTM,
     densenet121,
     efficientnet_lite0,
-    family_encoder,
-    family_of,
-    is_stored,
     resnet18,
     small_cnn,
     small_resnet,
@@ -57,6 +62,150 @@ WEIGHTS = ("download", "package", RANDOM)
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
+
+
+_Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
+
+
+_Text = Annotated[str, Field(max_length=64)]
+
+
+_Value = bool | _Number | _Text | Annotated[tuple[_Number | _Text, ...], Field(max_length=32)] | None
+"""A plain value; no argument of a network is larger."""
+
+
+_MOST_LAYERS = 256
+"""Largest number in an argument that says how many layers or blocks there are."""
+
+
+_LAYERS = ("num_hidden_layers", "n_layers", "depths", "layers", "block_config")
+
+
+@validated(frozen=True, config=STRICT)
+class Description:
+    """An encoder but for its weights; `ModelSpec.encoder_config` holds it as JSON.
+
+    Attributes:
+        arguments: of the network, which is one of a list in this package.
+        mean, std: normalisation of each channel, of values in [0, 1]; as many as the network takes. None for
+            text.
+        size: side of the images of its pretraining, in pixels, or tokens that it reads of a document; None
+            where its maker does not say.
+        labels: the classes of its pretraining, for information.
+        tokeniser: of a network of text, as JSON of the library `tokenizers`; None for images.
+
+    Raises:
+        ConfigError: it would have more layers than any encoder, or reads neither images nor text.
+    """
+
+    arguments: dict[_Text, _Value]
+    mean: Annotated[tuple[Mean, ...], Field(max_length=3)] = ()
+    std: Annotated[tuple[Std, ...], Field(max_length=3)] = ()
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    labels: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
+    tokeniser: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _LAYERS:
+            value = self.arguments.get(name, 0)
+            for number in value if isinstance(value, tuple) else (value,):
+                if not isinstance(number, int) or number > _MOST_LAYERS:
+                    raise ConfigError(
+                        f"{name} is {show_value(value)}; at most {_MOST_LAYERS} layers can be built"
+                    )
+        if len(self.mean) != len(self.std):
+            raise ConfigError(f"mean has {len(self.mean)} values and std {len(self.std)}; write as many")
+        if bool(self.mean) == (self.tokeniser is not None):
+            raise ConfigError(
+                "an encoder of images needs mean and std, and one of text a tokeniser; write one"
+            )
+
+    def __str__(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def read(cls, text: str, where: str) -> Description:
+        """Read it from JSON.
+
+        Raises:
+            ConfigError: a value is missing, unknown or out of range.
+        """
+        try:
+            return parse(cls, parse_json(text), where)
+        except ValueError as error:
+            raise ConfigError(f"{where} cannot be read: {as_word(error)}; export the job again") from error
+
+
+@dataclass(frozen=True)
+class Family:
+    """Encoders of one library, or of one kind of file.
+
+    Attributes:
+        form: how they are named, ``timm:NAME``.
+        text: what `suture list` says of them.
+        named: the encoder of a name, where the library knows its networks by name.
+        read: the name and the description of the network of a file or folder, where it comes from one.
+        described: the encoder of such a name and description.
+    """
+
+    form: str
+    text: str
+    named: Callable[[str], Backbone] | None = None
+    read: Callable[[Path], tuple[str, Description]] | None = None
+    described: Callable[[str, Description], Backbone] | None = None
+
+
+FAMILIES: Registry[Family] = Registry(
+    "suture.encoder_families",
+    "family of models",
+    {},
+    "a suture.models.Family",
+    lambda family: isinstance(family, Family),
+)
+"""Those of this distribution: parties must run the same code."""
+
+
+def family_of(name: str) -> str:
+    """Return the family of a name ``FAMILY:NAME``; empty for a name of the registry.
+
+    Raises:
+        ConfigError: there is no such family (names the nearest), or nothing follows it.
+    """
+    family, colon, network = name.partition(":")
+    if colon and family not in FAMILIES:
+        raise unknown("family of models", family, tuple(FAMILIES))
+    if colon and not network.strip():
+        raise ConfigError(f"model.name={name} names no encoder; write {FAMILIES[family].form}")
+    return family if colon else ""
+
+
+def is_stored(name: str) -> bool:
+    """Whether the encoder of a name comes from a file or folder."""
+    family, colon, _ = name.partition(":")
+    return bool(colon) and family in FAMILIES and FAMILIES[family].read is not None
+
+
+@lru_cache(maxsize=64)
+def family_encoder(name: str, config: str | None) -> Backbone:
+    """Return the encoder of a name ``FAMILY:NAME``.
+
+    Args:
+        config: description of an encoder that comes from a file or folder; see `Description`.
+
+    Raises:
+        ConfigError: there is no such network (names the nearest), its library is not installed, or its
+            description is missing or faulty.
+    """
+    word, _, network = name.partition(":")
+    family = FAMILIES[word]
+    if family.named:
+        return family.named(network)
+    assert family.described is not None
+    return family.described(
+        network, Description.read(config or "", f"model.encoder_config of {as_word(name)}")
+    )
+
 
 MODELS: Registry[Backbone] = Registry(
     MODEL_GROUP,
@@ -235,7 +384,7 @@ class ModelSpec:
         """Whether sites train on features that they have computed once."""
         return self.train == "head" and self.views > 0
 
-    @property
+    @cached_property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of this model's images."""
         own = encoder_of(self).normalisation

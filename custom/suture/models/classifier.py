@@ -14,13 +14,11 @@ import copy
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
-from pydantic.dataclasses import dataclass as validated
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,7 +27,6 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, canonical
 from suture.core.ontology import Relations
 from suture.core.runtime import generator_for, seed_torch
-from suture.core.validation import STRICT
 from suture.data.batch import FEATURES
 from suture.data.embedding import signs
 from suture.models.weights import dense
@@ -104,6 +101,25 @@ RowInit = Literal["random", "named"]
 
 SCALE = 30.0
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Let a network reorder its images to channels last in memory; its convolutions keep that order.
+
+    On a CPU ResNet-18 and DenseNet121 are 1.1 to 1.4 times as fast with it. The network's own tensors stay
+    as they are.
+    """
+    network.register_forward_pre_hook(_reorder)
+    return network
+
+
+def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    # `vmap` cannot reorder; a compiler would break its graph in two at the question.
+    if not torch.compiler.is_compiling() and any(
+        map(torch._C._functorch.is_functorch_wrapped_tensor, images)
+    ):
+        return images
+    return tuple(image.to(memory_format=torch.channels_last) for image in images)
 
 
 class _CosineHead(nn.Linear):
@@ -219,48 +235,6 @@ ENCODER = "backbone."
 Trains = Literal["all", "adapters", "head"]
 """The part of a model that is trained: all of it; or what comes after the backbone, which is then a frozen
 encoder, in eval mode with its statistics of batch norm; or that and the encoder's adapters."""
-
-Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
-
-Std = Annotated[float, Field(ge=1e-4, le=1e3)]
-"""Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
-
-
-@validated(frozen=True, config=STRICT)
-class Preprocessing:
-    """The conversion of pixels to a model's input; it is saved with the model.
-
-    Attributes:
-        size: side of the square image.
-        color: whether images are in colour; the channel of gray images is repeated where a backbone takes
-            three.
-        channels: number of channels that the backbone takes.
-        mean, std: normalisation of each channel, of values in [0, 1].
-    """
-
-    size: Annotated[int, Field(ge=1, le=4096)]
-    color: bool
-    channels: Annotated[int, Field(ge=1, le=3)]
-    mean: tuple[Mean, ...]
-    std: tuple[Std, ...]
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Convert uint8 ``[n, 1 or 3, h, w]`` to normalised float ``[n, channels, h, w]``, where they are."""
-        x = image.float().div_(255.0)
-        if x.shape[1] != self.channels:
-            x = x.expand(-1, self.channels, -1, -1)
-        mean, std = by_channel(self.mean, x.device), by_channel(self.std, x.device)
-        return (x - mean).div_(std)
-
-    def undo(self, image: Tensor) -> Tensor:
-        """Convert normalised images back to values in [0, 1]."""
-        return image * by_channel(self.std, image.device) + by_channel(self.mean, image.device)
-
-
-@functools.lru_cache(maxsize=32)
-def by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """``[1, channels, 1, 1]``, made once: to copy numbers to a GPU, the host waits until it is idle."""
-    return torch.tensor(values, device=device).view(1, -1, 1, 1)
 
 
 class Classifier(nn.Module):

@@ -26,8 +26,9 @@ from suture.core.escaping import printable
 from suture.core.files import open_regular, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.validation import OPEN, parse
+from suture.data.batch import Preprocessing
 from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
-from suture.models.classifier import Classifier, Coherence, Coherent, Preprocessing, check_tensors
+from suture.models.classifier import Classifier, Coherence, Coherent, check_tensors
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
 

@@ -114,14 +114,13 @@ def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
 
 def load_weights(
     network: torch.nn.Module,
-    weights: str | None,
+    weights: str,
     what: str,
     leave_out: tuple[str, ...] | None = None,
     official: Any = None,
 ) -> None:
-    """Fill a network with a checkpoint, if one is given; arguments as of `read_weights` and `fill`."""
-    if weights:
-        fill(network.state_dict(), read_weights(weights, official), weights, what, leave_out)
+    """Fill a network with a checkpoint; arguments as of `read_weights` and `fill`."""
+    fill(network.state_dict(), read_weights(weights, official), weights, what, leave_out)
 
 
 _TYPES = (

@@ -12,7 +12,7 @@ Here delta is the change of all parameters that the site has received, as one ve
 
 Every update has new noise from the system's source of secrets: two answers to one task have
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
-keeps the answer that it has sent (`suture.federation.site.store`).
+keeps the answer that it has sent (`suture.federation.site.releases`).
 
 The ε of what a site has released composes Gaussian mechanisms, of all its data or of Poisson samples of
 patients:
@@ -28,7 +28,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from functools import cache, lru_cache
@@ -38,11 +38,10 @@ import numpy as np
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError
-from suture.core.privacy import PrivacyConfig
 from suture.learning.dp_sgd import Draw, gaussian
-from suture.learning.training import NonFiniteLoss
-from suture.protocol.egress import add_prefix, strip_prefix, training_loss
-from suture.protocol.messages import TaskData, Trait, Update, fields_with, round_figure
+from suture.learning.steps import NonFiniteLoss
+from suture.protocol.egress import add_prefix, strip_prefix
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import VARIANCE
 
 _LOOSE, _MANY = 64.0, 20_000
@@ -233,26 +232,3 @@ def _refuse_uncovered(update: Update) -> None:
             f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; "
             "remove clip and noise, or use another method"
         )
-
-
-def protect(
-    update: Update, received: TaskData, privacy: PrivacyConfig, losses: Collection[str], samples: int
-) -> Update:
-    """Return the update that may leave a site under its [privacy]: clipped, with noise, figures rounded.
-
-    Args:
-        received: the payload that the update answers.
-        losses: names of the update's scalars that are losses.
-        samples: number of samples behind the losses; below `min_loss` the losses are withheld.
-    """
-    scalars = {
-        name: training_loss(value, samples, privacy) if name in losses else round_figure(value)
-        for name, value in update.scalars.items()
-    }
-    own = fields_with(Update, Trait.LOSS)
-    found: dict[str, Any] = {name: training_loss(getattr(update, name), samples, privacy) for name in own}
-    found["scalars"] = {name: value for name, value in scalars.items() if value is not None}
-    shown = replace(update, **found)
-    if privacy.clip is None or privacy.epsilon is not None:  # with ε, each step of training has its noise
-        return shown
-    return Noise(privacy.clip, privacy.noise).apply(shown, received)

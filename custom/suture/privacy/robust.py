@@ -34,7 +34,6 @@ of a few liars among honest sites, and of an honest site among liars.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -45,13 +44,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
-from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method
 from suture.protocol.egress import Layout
 from suture.protocol.messages import Labels, Update
-from suture.protocol.records import Round, SiteRound
+from suture.protocol.records import SiteRound
 
 OPPOSED = -0.1
 """A cosine below this is marked: that of two unrelated updates is nearer to 0. So is none above half of the
@@ -64,40 +61,8 @@ LONG = 10.0
 SHORT = 0.01
 """A norm is marked that is less than this many times the median: a site that sends back what it received."""
 
-_FEWEST = 3
+FEWEST = 3
 """Updates of a round that can show which one is unlike the others."""
-
-
-@dataclass(frozen=True)
-class SiteUpdates:
-    """The accepted updates of one site.
-
-    Attributes:
-        rounds: number of rounds with at least three updates.
-        norm: median over these rounds of the norm, in medians of the round.
-        cosine, lowest: median and lowest cosine to the mean of the others.
-        opposed, long, short: number of rounds in which the cosine and the norm were marked.
-        loss: the site's newest validation loss.
-    """
-
-    rounds: int
-    norm: float | None
-    cosine: float | None
-    lowest: float | None
-    opposed: int
-    long: int
-    short: int
-    loss: float | None
-
-    @property
-    def marks(self) -> list[str]:
-        """What was so in more than half of the rounds."""
-        counts = {
-            "opposed to the other sites": self.opposed,
-            f"over {LONG:g} times as long": self.long,
-            "less than a hundredth as long": self.short,
-        }
-        return [f"{text} in {n} of {self.rounds}" for text, n in counts.items() if 2 * n > self.rounds]
 
 
 def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
@@ -106,9 +71,9 @@ def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
     Args:
         sent: the accepted updates of the round.
     """
-    if len(sent) < _FEWEST:
+    if len(sent) < FEWEST:
         return {}
-    usual = _usual(sent)
+    usual = usual_norm(sent)
     limit = min(OPPOSED, min((s.cosine for s in sent.values() if s.cosine is not None), default=0.0) / 2)
     marked: dict[str, dict[str, float]] = {}
     for name, site in sent.items():
@@ -119,45 +84,9 @@ def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
     return marked
 
 
-def _usual(sent: Mapping[str, SiteRound]) -> float:
+def usual_norm(sent: Mapping[str, SiteRound]) -> float:
     """Return the median norm of the updates of one round."""
     return median(site.norm or 0.0 for site in sent.values())
-
-
-def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
-    """Return what the updates of each site were like, where rounds had at least three of them."""
-    norms: dict[str, list[float]] = {}
-    cosines: dict[str, list[float]] = {}
-    losses: dict[str, float] = {}
-    opposed: Counter[str] = Counter()
-    for line in history:
-        losses |= {name: s.validation_loss for name, s in line.sites.items() if s.validation_loss is not None}
-        sent = {name: s for name, s in line.sites.items() if s.status == "accepted" and s.norm is not None}
-        if len(sent) < _FEWEST:
-            continue
-        odd, usual = outlying(sent), _usual(sent)
-        for name, site in sent.items():
-            norms.setdefault(name, []).append((site.norm or 0.0) / usual if usual else 1.0)
-            opposed[name] += "cosine" in odd.get(name, {})
-            if site.cosine is not None:
-                cosines.setdefault(name, []).append(site.cosine)
-    return {
-        name: _of(norms[name], cosines.get(name, []), opposed[name], losses.get(name))
-        for name in sorted(norms)
-    }
-
-
-def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> SiteUpdates:
-    return SiteUpdates(
-        len(norms),
-        median(norms),
-        median(cosines) if cosines else None,
-        min(cosines, default=None),
-        opposed,
-        sum(one > LONG for one in norms),
-        sum(one < SHORT for one in norms),
-        loss,
-    )
 
 
 MEMORY = 128 * 2**20
@@ -204,21 +133,7 @@ class Merged:
     kept: Sequence[float | None] = ()
 
 
-def check_fits(robust: RobustMerge | None, method: Method) -> None:
-    """Check that a robust merge can take the place of the method's mean.
-
-    Raises:
-        ConfigError: it cannot; says why, and names the methods that fit.
-    """
-    if robust and (why := unfit(method)):
-        others = ", ".join(name for name, kind in METHODS.items() if not unfit(kind()))
-        raise ConfigError(
-            f"robust.kind={robust.kind!r}: {method.about.title} {why}; remove [robust], or choose one of the "
-            f"methods that fit: {others}"
-        )
-
-
-def unfit(method: Method) -> str | None:
+def unmergeable(method: Method) -> str | None:
     """Why a robust merge cannot take the place of the method's mean; None where it can."""
     if method.about.local_only:
         return method.about.local_only

@@ -16,15 +16,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.privacy.masking import Masked, MaskingRefused, Received, Ring, in_fixed_point
-from suture.privacy.robust import RobustMerge
 from suture.protocol.egress import CLASSES, OWNED_CLASSES, Egress, Layout
 from suture.protocol.messages import MOST_SITES, TaskData, Update
-from suture.protocol.packing import Packed, Transport, digest
+from suture.protocol.packing import Packed, digest
 
 Numbers = Mapping[str, int]
 """The number of each class whose row is sent, by the name that a message has for it."""
@@ -160,38 +157,7 @@ class SecureAggregation:
         return 3 + self.colluders
 
 
-def check_secure(
-    secure: SecureAggregation | None,
-    method: Method,
-    robust: RobustMerge | None = None,
-    transport: Transport = "float32",
-) -> None:
-    """Check that a method's updates can be added up without the server seeing them.
-
-    Raises:
-        ConfigError: they cannot; says why, and the remedy.
-    """
-    if secure is None:
-        return
-    if robust:
-        raise ConfigError(
-            f"secure_aggregation and robust.kind={robust.kind!r} exclude each other: a robust merge compares "
-            "the sites' updates, and the server does not see them; remove one of the two sections"
-        )
-    if transport != "float32":
-        raise ConfigError(
-            f"secure_aggregation and transport={transport!r} exclude each other: masked numbers "
-            "have 64 bits; set transport='float32'"
-        )
-    if why := unfit(method):
-        others = ", ".join(name for name, kind in METHODS.items() if not unfit(kind()))
-        raise ConfigError(
-            f"secure_aggregation: {method.about.title} {why}; remove [secure_aggregation], or choose one of "
-            f"the methods that fit: {others}"
-        )
-
-
-def unfit(method: Method) -> str | None:
+def unmaskable(method: Method) -> str | None:
     """Why the server of a method needs more than the weighted sum of updates; None where it does not."""
     egress = method.egress(Layout({}, {}))
     if method.about.local_only:

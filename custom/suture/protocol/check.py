@@ -28,6 +28,7 @@ from suture.protocol.egress import (
     is_multiple,
     may_be,
     resolve_shape,
+    round_figure,
 )
 from suture.protocol.messages import (
     KEYS,
@@ -47,7 +48,6 @@ from suture.protocol.messages import (
     Trait,
     Update,
     fields_with,
-    round_figure,
 )
 from suture.protocol.packing import VARIANCE, check_narrowed
 

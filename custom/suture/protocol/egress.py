@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args, overload
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.privacy import PrivacyConfig
-from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_with, round_figure
+from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_with
 
 Range = tuple[float, float]
 
@@ -442,6 +442,19 @@ def may_be(value: float, influence: float) -> bool:
 def is_multiple(value: float | None, step: float) -> bool:
     """Whether the step is one of a grid, and a figure, if there is one, on it."""
     return step in _GRIDS and (value is None or value == _nearest(value, step))
+
+
+@overload
+def round_figure(value: float) -> float: ...
+
+
+@overload
+def round_figure(value: float | None) -> float | None: ...
+
+
+def round_figure(value: float | None) -> float | None:
+    """Round a number that leaves a site to six significant digits: further digits could carry information."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _nearest(value: float, step: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
@@ -39,7 +39,10 @@ LARGEST = 10**9
 
 @lru_cache(maxsize=2 * MOST_CLASSES)  # they come with every message
 def _known_spelling(name: str) -> str:
-    return check_spelling(name)
+    try:
+        return check_spelling(name)
+    except LabelError as error:
+        raise ValueError(str(error)) from None
 
 
 def _code(text: str) -> str:
@@ -52,7 +55,7 @@ def _code(text: str) -> str:
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
 """A name of the program: of a tensor, a figure or an exception."""
 
-Label = Annotated[str, StringConstraints(max_length=LONGEST), check_with(_known_spelling)]
+Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_known_spelling)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
 Value = Annotated[str, StringConstraints(max_length=LONGEST), check_with(check_value)]
 """A value of an attribute, such as ``≥ 60 years``: one printable line."""
@@ -537,12 +540,3 @@ def align_rows(tensor: Tensor, before: Labels, now: Labels, *, axis: int = 0) ->
     source = torch.tensor([index[now[i]] for i in known], dtype=torch.long)
     fresh = tensor.new_zeros((*tensor.shape[:axis], len(now), *tensor.shape[axis + 1 :]))
     return fresh.index_copy_(axis, torch.tensor(known, dtype=torch.long), tensor.index_select(axis, source))
-
-
-@overload
-def round_figure(value: float) -> float: ...
-@overload
-def round_figure(value: float | None) -> float | None: ...
-def round_figure(value: float | None) -> float | None:
-    """Round a number that leaves a site to six significant digits: further digits could carry information."""
-    return None if value is None else float(f"{value:.6g}")

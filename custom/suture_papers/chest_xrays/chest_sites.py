@@ -11,18 +11,13 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
-from suture.execution.partition import subset
-from suture.execution.sites import (
-    Destination,
-    PartitionedSites,
-    SimulatedSites,
-    write_sites,
-)
+from suture.execution.sites import Destination, SimulatedSites, write_sites
 from suture.methods.base import Method
 from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.chexpert import ChexpertConfig
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.chest_xrays.nih import NihConfig
+from suture_papers.partition import PartitionedSites, subset
 from suture_papers.public_data import data_folder, images_in
 
 NihSplit = Literal["patients", "official"]

@@ -10,10 +10,9 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
-from suture.execution.partition import Classes
-from suture.execution.sites import PartitionedSites
 from suture.methods.base import Method
 from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
+from suture_papers.partition import Classes, PartitionedSites
 from suture_papers.public_data import data_folder, table_in
 
 

@@ -31,9 +31,9 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.runtime import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import STRONG, WEAK, Augmentation, Batch, endless, prefetch, view_key
-from suture.learning.losses import probabilities, weighted_bce
-from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch, endless
+from suture.learning.steps import probabilities, weighted_bce
+from suture.learning.training import LocalRound, SiteContext, predict, prefetch, ready_inputs, view, view_key
 from suture.models.classifier import Classifier, frozen_copy
 
 Reading = Literal["paper", "program"]

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, RescueFactorError
 from suture.data.batch import Batch, Samples
-from suture.learning.losses import balanced_ce, masked_ce, masked_loss
+from suture.learning.steps import balanced_ce, masked_ce, masked_loss
 from suture.learning.training import (
     LocalRound,
     LocalTraining,

@@ -10,10 +10,10 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
-from suture.execution.partition import Partition, assigned_sites
-from suture.execution.sites import ReleasedSites, Validation, write_parts
+from suture.execution.sites import Validation
 from suture.methods.base import Method
 from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
+from suture_papers.partition import Partition, ReleasedSites, assigned_sites, write_parts
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 
 

@@ -22,12 +22,11 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, DataError, check_known
-from suture.core.runtime import generator_for, moved, repeatable, seed_for, seed_torch
+from suture.core.runtime import generator_for, repeatable, seed_for, seed_torch
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Share, choose, pad, resample, spread
-from suture.learning.training import SGD, StepLosses
+from suture.data.batch import Preprocessing, Share, by_channel, choose, moved, pad, resample, spread
+from suture.learning.steps import SGD, StepLosses
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import Preprocessing, by_channel
 from suture.models.priors import LUMA
 
 _BACKBONES = ("cnn", "resnet_small", "resnet18")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
-from suture.models.classifier import Preprocessing
+from suture.data.batch import Preprocessing
 from suture.models.encoders import IMAGENET, LITE, efficientnet_lite0
 from suture.models.priors import Prior, PriorEntry, freeze
 from suture.models.weights import fill, read_checkpoint

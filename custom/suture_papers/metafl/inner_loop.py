@@ -23,20 +23,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.runtime import check_abort, generator_for
+from suture.core.runtime import generator_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Batch
-from suture.learning.losses import LabelLoss
-from suture.learning.training import (
-    SGD,
-    Adam,
-    Fitted,
-    LocalRound,
-    LocalTraining,
-    NonFiniteLoss,
-    SiteContext,
-    ready_inputs,
-)
+from suture.data.batch import Batch, check_abort
+from suture.learning.steps import SGD, Adam, LabelLoss, NonFiniteLoss
+from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, update_of
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, SharingSpec, hyperparameters
 from suture.models.classifier import NormPolicy, load_tensors, split_state, train_mode, train_parameters

@@ -29,7 +29,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import STRONG, WEAK, Augmentation, Batch, Share
-from suture.learning.losses import probabilities
+from suture.learning.steps import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import hyperparameters
 from suture.methods.composed import Composed, LossTerm, Requirements, Step, Supervised, Value

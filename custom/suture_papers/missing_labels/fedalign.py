@@ -44,7 +44,7 @@ from torch.func import functional_call
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch, Share
-from suture.learning.losses import ce_of_rows
+from suture.learning.steps import ce_of_rows
 from suture.learning.training import (
     LocalRound,
     LocalTraining,

@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
-from suture.data.batch import Augmentation, Batch, Share, view_key
+from suture.data.batch import Augmentation, Batch, Share
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -46,6 +46,7 @@ from suture.learning.training import (
     first_view,
     fit,
     training_batches,
+    view_key,
 )
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import (

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.validation import STRICT
-from suture.learning.losses import masked_ce
+from suture.learning.steps import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed, Requirements, Supervised, class_counts

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.learning.losses import ce_of_rows
+from suture.learning.steps import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed, Requirements, Supervised, class_counts

@@ -17,9 +17,9 @@ from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.split import Codes, classes, cross_strata, divide, in_turn
 from suture.data.table import Table
-from suture.execution.partition import by_attribute
-from suture.execution.sites import ReleasedSites, Validation, write_parts
+from suture.execution.sites import Validation
 from suture.methods.base import Method
+from suture_papers.partition import ReleasedSites, by_attribute, write_parts
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 from suture_papers.skin_lesions.flamby import (
     TRUTH,

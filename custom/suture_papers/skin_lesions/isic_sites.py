@@ -11,9 +11,9 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
-from suture.execution.partition import assigned_sites
-from suture.execution.sites import PartitionedSites, Validation, write_parts
+from suture.execution.sites import Validation
 from suture.methods.base import Method
+from suture_papers.partition import PartitionedSites, assigned_sites, write_parts
 from suture_papers.public_data import data_folder, images_in, table_in
 from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
@@ -27,7 +27,7 @@ class IsicSites(PartitionedSites):
 
     Attributes:
         classes: which classes each site knows: ``round_robin`` (the paper's lists, by default), ``disjoint``,
-            ``single`` (7 sites of one class) or ``all``; see `suture.execution.partition.class_lists`.
+            ``single`` (7 sites of one class) or ``all``; see `suture_papers.partition.class_lists`.
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
             every class; or ``dirichlet``, shares of each class drawn from Dir(alpha).
         alpha: parameter of that distribution; the smaller, the more the sites differ.

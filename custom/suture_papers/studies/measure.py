@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import read_json, read_records, read_toml
 from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
-from suture.execution.partition import SERVER
+from suture.execution.study import SERVER
 from suture.learning.evaluation import ranking
 from suture.learning.features import FeatureStore
 from suture.learning.metrics import Floats

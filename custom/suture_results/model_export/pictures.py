@@ -28,8 +28,8 @@ from suture.core.files import (
     writing,
 )
 from suture.data.decoding import Pixels, open_image, readable
-from suture.data.inspection import size_notes
 from suture_results.inputs import Input, find_inputs
+from suture_results.inspection import size_notes
 from suture_results.model_export.explanation import GRAD_CAM, MAPS, Explained, check_maps, explain
 from suture_results.prediction import Model, open_model
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.files import replacing
-from suture.learning.losses import probabilities
+from suture.learning.steps import probabilities
 from suture.models import encoder_of
 from suture_results.prediction import Model
 

@@ -14,10 +14,9 @@ from parties import METHOD, history
 from noted import noted
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan
-from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.norms import NormBound
 from suture.federation.server.selection import Best, ModelSelection
-from suture.federation.server.state import RunState
+from suture.federation.server.state import RunState, check_unchanged, fixed_settings
 from suture.federation.state_files import FORMAT, Rounds
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.packing import Packed, load, save

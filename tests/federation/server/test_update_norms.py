@@ -23,12 +23,12 @@ from suture.federation.server.norms import Direction, Measure, NormBound, Norms,
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.privacy.robust import site_updates
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Labels, TaskData, TaskName, Update, ones
 from suture.protocol.packing import VARIANCE, Packed, pack, unpack
 from suture.protocol.records import read_history
 from suture_papers.missing_labels.fedalign import FedAlign
+from suture_results.notes import site_updates
 from suture_results.report import write_report
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from rounds import conformant, context_of
 from suture.core.errors import Aborted
-from suture.core.runtime import abortable
+from suture.data.batch import abortable
 from suture.federation.loop import Loop, federate
 from suture.learning.training import predict
 from suture.methods import METHODS

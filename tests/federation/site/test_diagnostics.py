@@ -22,7 +22,7 @@ from suture.data.table import Table
 from suture.execution.job import Job, with_settings
 from suture.execution.run import run_job
 from suture.execution.sites import write_site
-from suture.federation.site.diagnostics import DIAGNOSTICS_FILE, Diagnostics
+from suture.federation.site.trainer import DIAGNOSTICS_FILE, Diagnostics
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.federation.site.abstention import BudgetSpent
-from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
+from suture.federation.site.ledger import Ledger, Release, tally_of
+from suture.federation.site.releases import release_of
 from suture.federation.state_files import EXPERIMENTS
 from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (

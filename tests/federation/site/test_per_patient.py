@@ -15,8 +15,8 @@ from suture.core.errors import Aborted, ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import MILD
 from suture.federation.site.ledger import Ledger
-from suture.federation.site.patient_privacy import check_protected, mechanism_of_round
-from suture.federation.site.site import Site
+from suture.federation.site.releases import mechanism_of_round
+from suture.federation.site.site import Site, check_protected
 from suture.federation.state_files import EXPERIMENTS
 from suture.learning.dp_sgd import gaussian
 from suture.learning.training import LocalTraining
@@ -35,7 +35,7 @@ EPSILON = {"epsilon": 8.0, "clip": 1.0, "min_count": 0, "min_loss": 0}
 @pytest.fixture(autouse=True)
 def _exact_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test but one gives the accountant the same rates, which takes seconds once."""
-    monkeypatch.setattr("suture.federation.site.store.gaussian", torch.zeros)
+    monkeypatch.setattr("suture.federation.site.releases.gaussian", torch.zeros)
 
 
 PLAIN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=4), batch_norm="frozen")
@@ -234,8 +234,8 @@ def test_a_changed_epsilon_holds_from_the_next_answer_on(clinic: Any) -> None:
 @pytest.mark.complete
 def test_the_number_of_patients_is_sent_once_with_noise(clinic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # With too few patients for a batch, as noise may have it, there would be no answer.
-    monkeypatch.setattr("suture.federation.site.store.gaussian", lambda shape: gaussian(shape).abs())
-    monkeypatch.setattr("suture.federation.site.store.planned_multiplier", lambda *_: 20.0)
+    monkeypatch.setattr("suture.federation.site.releases.gaussian", lambda shape: gaussian(shape).abs())
+    monkeypatch.setattr("suture.federation.site.releases.planned_multiplier", lambda *_: 20.0)
     own = clinic(epsilon=1.0)
     infos = [reply_of(own.site("one"), TaskData("handshake")) for _ in range(2)]
     assert infos[0].protection == {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}

@@ -16,7 +16,7 @@ from suture.data.batch import Batch
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
-from suture.federation.site import diagnostics as compiling
+from suture.federation.site import trainer as compiling
 from suture.federation.site.site import Site
 from suture.learning import training
 from suture.learning.training import LocalTraining, check_memory
@@ -139,7 +139,7 @@ def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
         sizes.append(args[3])
         check_memory(*args, free=0)
 
-    monkeypatch.setattr("suture.federation.site.site.check_memory", check)
+    monkeypatch.setattr("suture.federation.site.trainer.check_memory", check)
     abstains(site, task, "configuration", "alpha", "4 images")
     assert sizes == [4]
 

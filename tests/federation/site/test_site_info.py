@@ -14,11 +14,10 @@ import pytest
 from parties import METHOD, abstains
 
 from rounds import reply_of
-from suture.core.files import FolderLock
 from suture.core.labels import LabelSet
 from suture.federation.site import site as module
-from suture.federation.site.site import SITE_LOCK, Site
-from suture.federation.site.store import FIRST_COUNTS, FirstCounts
+from suture.federation.site.releases import FIRST_COUNTS, FirstCounts
+from suture.federation.site.site import SITE_LOCK, FolderLock, Site
 from suture.learning.evaluation import NOTHING
 from suture.methods.fedavg import FedAvg
 from suture.models import build

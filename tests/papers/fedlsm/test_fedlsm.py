@@ -17,7 +17,6 @@ from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import Batch
-from suture.execution.partition import class_lists
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models.classifier import Classifier, Layout
@@ -35,6 +34,7 @@ from suture_papers.fedlsm.mean_teacher import (
     mix,
     subsets,
 )
+from suture_papers.partition import class_lists
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 from world import refused
 

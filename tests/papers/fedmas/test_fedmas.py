@@ -19,14 +19,13 @@ from small_hospitals import EVERY
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.core.runtime import generator_for
-from suture.data.batch import MILD, Augmentation
+from suture.data.batch import MILD, Augmentation, Preprocessing
 from suture.federation.plan import Plan
-from suture.learning.losses import balanced_ce
+from suture.learning.steps import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
-from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec, freeze
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import pack

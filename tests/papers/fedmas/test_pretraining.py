@@ -15,7 +15,7 @@ import torch
 from small_hospitals import write_hospital
 from suture.core.errors import ConfigError, DataError
 from suture.data.batch import resample
-from suture.learning.training import NonFiniteLoss
+from suture.learning.steps import NonFiniteLoss
 from suture.models.priors import PriorSpec, load_prior, read_prior
 from suture_papers.fedmas import pretraining as moco
 from suture_papers.fedmas.pretraining import Pretraining, Queue, Trainer, Views, pretrain

@@ -20,7 +20,7 @@ from suture.data.batch import Batch, Samples
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
-from suture.learning.losses import masked_loss
+from suture.learning.steps import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext, Share, SharingSpec, with_channels
 from suture.models import ModelSpec, build

@@ -21,7 +21,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.batch import STRONG, WEAK, Augmentation, Batch, Samples
 from suture.federation.loop import Loop
-from suture.learning.losses import masked_bce
+from suture.learning.steps import masked_bce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.models.classifier import Classifier

@@ -18,7 +18,8 @@ from rounds import begun, train_round
 from small_hospitals import EVERY
 from suture.core.runtime import seed_for
 from suture.data.batch import Batch
-from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
+from suture.learning.steps import optimiser_of
+from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Phase, RoundContext
 from suture.protocol.messages import Update
 from suture.protocol.packing import Packed

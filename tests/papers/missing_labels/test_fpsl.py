@@ -16,7 +16,8 @@ from rounds import precise
 from suture.core.labels import LabelType
 from suture.core.runtime import generator_for
 from suture.data.batch import Batch
-from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, training_batches
+from suture.learning.steps import NonFiniteLoss
+from suture.learning.training import LocalTraining, SiteContext, training_batches
 from suture.methods.class_weights import NAME
 from suture_papers.missing_labels.fpsl import FPSL, bilevel_loss
 from world import refused

@@ -15,7 +15,7 @@ from torch import Tensor
 from federated import LOCAL, ROUND, at_site, moved, objective_of, random_batch
 from one_step import site_of
 from suture.core.labels import LabelSet
-from suture.learning.losses import masked_ce
+from suture.learning.steps import masked_ce
 from suture.learning.training import Loss
 from suture.methods.composed import Supervised
 from suture.models import build

@@ -18,8 +18,9 @@ from dicom_files import dicom
 from small_models import EDEMA_MASS, saved_model
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
+from suture.data.batch import Preprocessing
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier, Preprocessing
+from suture.models.classifier import Classifier
 from suture_results.model_export import pictures
 from suture_results.model_export.explanation import MAPS, explain, feature_layer
 from suture_results.model_export.pictures import SHEET, explain_files

@@ -22,6 +22,7 @@ from suture.core.errors import FederationError, RejectedUpdate
 from suture.core.escaping import printable
 from suture.federation.server.norms import Measure, NormBound, Norms, cosines
 from suture.protocol.check import AllowedReply, check_reply
+from suture.protocol.egress import round_figure
 from suture.protocol.messages import (
     RECORDED,
     Abstain,
@@ -33,7 +34,6 @@ from suture.protocol.messages import (
     SiteInfo,
     TaskData,
     Update,
-    round_figure,
 )
 from suture.protocol.packing import (
     Narrow,

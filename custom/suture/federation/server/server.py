@@ -19,10 +19,9 @@ import torch
 from suture.core.errors import FederationError
 from suture.core.labels import check_sites
 from suture.data.config import SiteConfig
-from suture.federation.plan import Plan, Schedule, needed_sites
-from suture.federation.server.aggregator import Aggregator, Updates
+from suture.federation.plan import Plan, Schedule, check_fits, check_secure, needed_sites
+from suture.federation.server.aggregator import Aggregator, HeldOut, Updates
 from suture.federation.server.checks import (
-    HeldOut,
     check_decision,
     check_label_type,
     check_liars,
@@ -57,8 +56,7 @@ from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
 from suture.privacy.masking import Identity
-from suture.privacy.robust import Merged, check_fits, outlying, robustly_merged
-from suture.privacy.secure_aggregation import check_secure
+from suture.privacy.robust import Merged, outlying, robustly_merged
 from suture.protocol.messages import FEW, MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.packing import Packed
 from suture.protocol.records import Counted, Note, Round, SiteRound

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -10,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
-from suture.core.validation import OPEN, parse
+from suture.core.errors import ConfigError, as_word
+from suture.core.validation import OPEN, flat, parse
 from suture.federation.plan import Plan
-from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.global_model import pack_model, read_model
 from suture.federation.server.norms import NormBound
 from suture.federation.server.registry import SiteRegistry
@@ -136,3 +137,34 @@ def read_newest(states: Rounds, plan: Plan) -> Restored | None:
     begun, state = parse(_Begun, packed.header, where), RunState.from_dict(packed.header, where)
     check_unchanged(begun.plan, fixed_settings(plan), plan.experiment)
     return Restored(number, read_model(packed, plan, where), state, begun.registry)
+
+
+_FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
+"""The parts of a plan that a later job of the experiment may not change."""
+
+
+def fixed_settings(plan: Plan) -> dict[str, Any]:
+    """Return the settings of a plan that later jobs of the experiment may not change."""
+    values = plan.to_dict()
+    return {key: values[key] for key in _FIXED}
+
+
+def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
+    """Check that an experiment continues with the settings that it began with.
+
+    Args:
+        before, now: what `fixed_settings` returns, or a part of it.
+
+    Raises:
+        ConfigError: they differ; names the setting.
+    """
+    for part in (key for key in _FIXED if key in before and key in now):
+        word = "method" if part == "hyperparameters" else part  # as in a job
+        was, has = (flat(word, json.loads(json.dumps(plan[part]))) for plan in (before, now))
+        for key in sorted(was.keys() | has.keys()):
+            if was.get(key) != has.get(key):
+                raise ConfigError(
+                    f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
+                    f"and this job has {as_word(key)}={as_word(has.get(key))}; set it back, or begin a new "
+                    "experiment"
+                )

@@ -21,7 +21,7 @@ from suture.core.errors import (
 )
 from suture.core.files import append_line, make_folder, read_records
 from suture.core.runtime import now, out_of_memory
-from suture.learning.training import GradientOverflow, NonFiniteLoss
+from suture.learning.steps import GradientOverflow, NonFiniteLoss
 from suture.privacy.masking import MaskingRefused
 from suture.protocol.messages import Abstain, Reason, TaskData
 

@@ -31,7 +31,6 @@ from blake3 import blake3
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as validated
 from pydantic_core import from_json, to_jsonable_python
-from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.files import append_line, hold, open_regular, read_regular, replacing
@@ -41,22 +40,13 @@ from suture.core.validation import OPEN, STRICT
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
 from suture.federation.state_files import EXPERIMENTS
 from suture.privacy.differential_privacy import Mechanism, compose, epsilon, rounded_up
-from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
     Count,
     Digest,
-    Evaluation,
-    Metrics,
-    Reply,
-    Scores,
     Spent,
     TaskData,
     TaskName,
-    Trait,
-    Update,
-    fields_with,
 )
-from suture.protocol.packing import Packed, digest
 
 log = logging.getLogger(__name__)
 
@@ -187,6 +177,8 @@ class Chain(Generic[T]):
             return
         if not self._path.is_file():
             raise ConfigError(f"{self._path} is not a file; move it away, because the ledger is stored there")
+        if self._file is not None and self._path.stat().st_size == self._read:
+            return
         with open_regular(self._path) as file:
             if self._file is None:
                 self._file = os.fstat(file.fileno()).st_ino
@@ -335,90 +327,6 @@ class Release:
 
 
 RELEASE = TypeAdapter(Release)
-
-
-def release_of(
-    reply: Reply,
-    packed: Packed,
-    task: TaskData,
-    experiment: str,
-    privacy: PrivacyConfig,
-    channels: Sequence[Channel] = (),
-    mechanism: Mechanism | None = None,
-) -> Release:
-    """Describe an answer, which is also given as it is packed, as a release.
-
-    Args:
-        mechanism: that protects the patients in it.
-        channels: what an update may have besides the model.
-    """
-    return Release(
-        now(),
-        experiment,
-        task.task,
-        task.round,
-        task.split if task.task == "evaluate" else "",
-        isinstance(reply, Update) and bool(reply.shared or reply.head or reply.channels),
-        privacy.clip,
-        privacy.noise,
-        privacy.delta,
-        *(mechanism or Mechanism(0.0, steps=0)),
-        dict(_figures(reply, channels)),
-        _numbers(reply, channels),
-        digest(packed),
-    )
-
-
-def spent_on(
-    experiment: str, task: TaskName, round_: int, privacy: PrivacyConfig, mechanism: Mechanism
-) -> Release:
-    """Describe what an experiment learns of a site's patients before, or without, an answer to a task."""
-    own = privacy.clip, privacy.noise, privacy.delta
-    return Release(now(), experiment, task, round_, "", False, *own, *mechanism)
-
-
-def _metrics(reply: Reply) -> list[Metrics]:
-    if isinstance(reply, Evaluation):
-        return [metrics for metrics in (reply.metrics, reply.local) if metrics]
-    return [reply.metrics] if isinstance(reply, Update) and reply.metrics else []
-
-
-def _figures(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
-    """Count how often each class is told of, by its scores, or by channels such as an F1 or a prototype."""
-    figures = Counter(reply.labels if isinstance(reply, Scores) else ())
-    if isinstance(reply, Update):
-        told = [channel.name for channel in channels if channel.of_classes]
-        tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
-        figures.update({n for t in tensors for n, row in zip(reply.labels, t, strict=True) if row.any()})
-    for metrics in _metrics(reply):
-        for name, score in metrics.classes.items():
-            # A site withholds the score of a class with few images: such a one says nothing.
-            said = (score.auroc, score.recall, score.positives, score.negatives)
-            figures[name] += any(value is not None for value in said)
-    return +figures
-
-
-def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
-    """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
-    count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
-    for metrics in _metrics(reply):
-        by_attribute = sum(2 + len(part.overall) for part in metrics.attributes.values())
-        by_group = sum(4 * len(one.groups) for one in metrics.decided.values())
-        count += 2 + len(metrics.overall) + by_attribute + by_group
-    if isinstance(reply, Update):
-        whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
-        return count + sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
-    if isinstance(reply, Scores):
-        return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())
-    return count
-
-
-def _numbers_in(value: Any) -> int:
-    """Count the numbers of a value; None has none."""
-    if isinstance(value, Tensor):
-        return value.numel()
-    inner = value.values() if isinstance(value, Mapping) else value
-    return sum(map(_numbers_in, inner)) if isinstance(value, Mapping | tuple) else int(value is not None)
 
 
 class Ledger:

@@ -24,7 +24,7 @@ from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norms import LARGEST_UPDATE, Measure
-from suture.federation.site.store import SiteAnswer
+from suture.federation.site.releases import SiteAnswer
 from suture.models.classifier import HEADS
 from suture.privacy.masking import (
     Attempt,
@@ -126,8 +126,6 @@ class SiteMasks:
         Raises:
             MaskingRefused: it is another one.
         """
-        if self._plan.secure_aggregation is None:
-            return
         alike = {name: tensor for name, tensor in task.fixed.items() if not name.startswith(HEADS)}
         if not (digest := fixed_of(alike)):
             return
@@ -276,7 +274,7 @@ class SiteMasks:
 
     def mark(self) -> dict[str, str]:
         """Return what the state of a round says of how it was trained."""
-        return {_REQUEST: self.request} if self._plan.secure_aggregation else {}
+        return {_REQUEST: self.request}
 
     def _mask_once(self, update: Update, task: TaskData) -> None:
         """Note an update, tensors and rows by their digests, before it is masked.

@@ -8,258 +8,47 @@ model: it trains and measures.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, ClassVar, Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from suture.core.errors import Aborted, ConfigError
-from suture.core.files import FolderLock
-from suture.core.labels import LabelSet
-from suture.core.runtime import check_device, device_name, out_of_memory, repeatable
-from suture.data.batch import columns
+from suture.core.files import hold, is_at
+from suture.core.runtime import check_device, device_name
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
-from suture.federation.site.abstention import LabelViewRefused, abstention, kind, record_error
-from suture.federation.site.diagnostics import Diagnostics, compile_backbone, write_left_out
+from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
 from suture.federation.site.masks import SiteMasks
-from suture.federation.site.patient_privacy import check_batch_norm, check_protected
-from suture.federation.site.store import Releases, SiteAnswer, States, own_part_of
+from suture.federation.site.releases import Releases, SiteAnswer
+from suture.federation.site.trainer import States, Trainer, own_part_of
+from suture.learning.dp_sgd import refuse_batch_norm
 from suture.learning.evaluation import (
     Measurement,
     count_scores,
-    expect_context,
     label_counts,
     loss_leaves,
     measure,
 )
-from suture.learning.features import FeatureStore
-from suture.learning.samples import SiteSamples, annotate, load_samples, single_target
-from suture.learning.training import (
-    GradientOverflow,
-    LocalRound,
-    LocalTraining,
-    SiteContext,
-    check_memory,
-    on_known,
-)
-from suture.methods.base import RoundContext, learns_one_sided, local_round, loss_of
-from suture.models import build
-from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors
-from suture.models.priors import Prior, check_width, load_prior
+from suture.learning.samples import SiteSamples
+from suture.learning.training import SiteContext
+from suture.models.classifier import Classifier, Layout, load_tensors, train_mode
+from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.privacy.masking import Identity, MaskingRefused
 from suture.protocol.check import AllowedReply
-from suture.protocol.egress import OWNED_CLASSES, shape_mismatches
+from suture.protocol.egress import OWNED_CLASSES, Egress
 from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack, restore_task, without_tensors
 
 log = logging.getLogger(__name__)
-
-
-class Trainer:
-    """The data and the model of a site in one experiment.
-
-    Args:
-        site: its name.
-        states: hold the part of the model that is the site's own.
-        folder: of the experiment at the site.
-        load: reads the site's data; by default as its suture.toml says.
-    """
-
-    def __init__(
-        self,
-        site: str,
-        config: SiteConfig,
-        plan: Plan,
-        states: States,
-        folder: Path,
-        load: Callable[[], SiteSamples] | None = None,
-    ) -> None:
-        self._site, self._config, self._plan, self._states = site, config, plan, states
-        self._folder = folder
-        noted = partial(write_left_out, folder)
-        read = partial(load_samples, config, plan.model, site, left_out=noted, one_sided=True)
-        self.load = load or read
-        self._cache: dict[str, Tensor] = {}
-        self._models: dict[Labels, Classifier] = {}
-        self._features: FeatureStore | None = None
-        self._checked: Classifier | None = None  # the model whose first step was prepared
-        self._halved: int | None = None  # batch size after memory was full
-
-    @cached_property
-    def data(self) -> SiteSamples:
-        """The site's own classes and its samples, which are read once.
-
-        A method that cannot learn one-sided classes gets none, nor does DP-SGD: their targets mix patients.
-        """
-        data, method = self.load(), self._plan.method
-        private = self._config.privacy.epsilon is not None
-        if data[0].one_sided and (private or not learns_one_sided(method)):
-            left_out = ", ".join(data[0].one_sided)
-            title = "DP-SGD" if private else method.about.title
-            log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)
-            data = annotate(data)
-        if method.labels.view != "target":
-            return data
-        return single_target(data, self._config.data.target, self._site)
-
-    @cached_property
-    def prior(self) -> Prior | None:
-        """The frozen network that the method compares models with; it is read once."""
-        spec, own = self._plan.method.sharing.prior, self._config.training.prior
-        if spec is None:
-            return None
-        return load_prior(replace(spec, path=str(own)) if own else spec)
-
-    def model(self, labels: Labels) -> Classifier:
-        """Return the model with a row for each of some classes, which is made once."""
-        if labels not in self._models:
-            names = LabelSet(labels, self.data[0].label_type)
-            model = build(self._plan.model, names, self._plan.seed, pretrained=False)
-            model.compute_in(AMP_DTYPES.get(self._config.training.precision))
-            self._models = {labels: model}
-        return self._models[labels]
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Compute on the site's device, whose memory is for the next site of the process then.
-
-        A compiled model stays there: its kernels know where its tensors are.
-        """
-        device = self._config.training.device
-        try:
-            with repeatable(device):
-                yield
-        finally:
-            if device != "cpu" and self._config.training.compile == "no":
-                for model in self._models.values():
-                    model.cpu()
-                if prior := self.__dict__.get("prior"):  # only one that was read
-                    prior.to("cpu")
-
-    def context(self, task: TaskData, state: Packed) -> SiteContext:
-        """Return the model with all received and own tensors, and the data with the columns of its classes.
-
-        Raises:
-            ConfigError: the server did not send a channel that the method declares, sent another, or one of
-                another form.
-        """
-        config, method = self._config, self._plan.method
-        training, privacy = config.training, config.privacy
-        model = self.model(task.labels).to(training.device)
-        egress = method.egress(method.sharing.layout(model))
-        told = {name: form for name, form in egress.forms("facts").items() if name in task.channels}
-        for name, wrong in shape_mismatches(
-            egress.forms("down") | told, task.channels, len(task.labels)
-        ).items():
-            raise ConfigError(
-                f"the server's {name} of round {task.round} is {wrong}; run the same version of suture "
-                "on both sides"
-            )
-        own_part = self._states.own_part(task, state, model)
-        load_tensors(model, method.sharing.put(own_part, {**task.shared, **task.head}))
-        (annotated, samples), labels = self.data, model.labels
-        if self._plan.model.reads_features:
-            if self._features is None or task.fixed:
-                folder = config.storage.feature_folder
-                self._features = FeatureStore(model, self._plan.model, samples, folder, self._site)
-            samples = self._features.samples
-        absent = method.labels.unknown == "negative"
-        return SiteContext(
-            self._site,
-            model,
-            {split: columns(part, annotated, labels, absent=absent) for split, part in samples.items()},
-            self._plan.model.preprocessing,
-            self._plan.augmentation,
-            torch.device(training.device),
-            training.lr,
-            self._halved or training.batch_size,
-            self.prior.to(training.device) if self.prior else None,
-            self._cache,
-            torch.tensor([name in annotated for name in labels]),
-            cache_dir=config.storage.feature_folder,
-            min_count=privacy.min_count,
-            round_counts=privacy.round_counts,
-            prefetch=training.prefetch,
-            features=self._features,
-        )
-
-    def train(
-        self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
-    ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
-        """Train one round, again with half the batch size where memory is full for the first time.
-
-        In fp16 also again with a smaller scale of the loss as long as every step of the round overflows: a
-        round may have few steps.
-
-        Returns:
-            the update, what the method keeps at the site, and how the site has trained.
-        """
-        scale: float | None = None
-        while True:
-            try:
-                return self._attempt(replace(context, scale=scale), task, state, where)
-            except GradientOverflow as error:
-                if error.scale < 1:
-                    raise
-                scale = error.scale
-            except (RuntimeError, MemoryError, OSError) as error:
-                method = self._plan.method
-                batch = self._config.training.batch_size or method.local.batch_size
-                fixed = method.about.fixed_batches or context.private  # whose noise is for these batches
-                if not out_of_memory(error) or self._halved or batch < 4 or fixed:
-                    raise
-                self._halved = batch // 2
-                log.warning("%s: %s; trying again with batches of %d", self._site, kind(error), self._halved)
-            # Outside the handlers, because a traceback holds the tensors that filled the memory.
-            context = replace(self.context(task, state), private=context.private)
-
-    def _attempt(
-        self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
-    ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
-        method = self._plan.method
-        last = Packed(self._states.kept_by_method(state), state.header)
-        round_ = local_round(method, context, last, where)
-        if context.model is not self._checked and not context.private:
-            self._prepare(context, round_)
-        context = expect_context(context, self.data[0], round_)
-        watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
-        if watch:
-            context = replace(context, record=watch.record, observe=watch.observe)
-        update, keep = method.train(context, task, round_)
-        if watch:
-            watch.write(task.round)
-        return update, keep, round_.local
-
-    def _prepare(self, context: SiteContext, round_: LocalRound) -> None:
-        """Before the first step of a model: check that a batch fits the GPU; compile, where that is set.
-
-        Raises:
-            ConfigError: see `check_memory` and `compile_backbone`.
-        """
-        method, local = self._plan.method, round_.local
-        objective = on_known(loss_of(method.loss, context.model.labels.label_type))
-        halves = not (self._halved or method.about.fixed_batches)
-        smallest = local.batch_size // 2 if halves else local.batch_size
-        check_memory(context, objective, local.optimiser, smallest)
-        if self._config.training.compile != "no":
-            compile_backbone(context, objective, self._config.training.compile)
-        self._checked = context.model
-
-    @cached_property
-    def _diagnostics(self) -> Diagnostics | None:
-        """What records the diagnostics of rounds, where the configuration requests them."""
-        guesses = self._config.data.truth is not None and self._plan.method.labels.pseudo
-        if not guesses and not self._config.storage.diagnostics:
-            return None
-        train = self.data[1]["train"] if guesses else None
-        return Diagnostics(self._site, self._config, train, self._folder)
 
 
 SITE_LOCK = ".site.lock"
@@ -267,6 +56,33 @@ SITE_LOCK = ".site.lock"
 
 SITE_TAKEOVER = 60.0
 """Seconds to wait for the lock: the process of an earlier job may still be ending."""
+
+
+class FolderLock:
+    """The lock of a folder for this process: all its objects that use the folder share it.
+
+    It is free again when the last of them has dropped it, or the process has ended.
+    """
+
+    _taken: ClassVar[WeakValueDictionary[tuple[int, Path], FolderLock]] = WeakValueDictionary()
+    _one = threading.Lock()
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    @classmethod
+    def take(cls, path: Path, seconds: float) -> FolderLock:
+        """Return the lock that this process holds, or wait for it; see `hold`."""
+        key = os.getpid(), path.resolve()  # a forked process must take its own
+        with cls._one:
+            lock = cls._taken.get(key)
+            if lock is None or not is_at(lock._file, path):
+                lock = cls._taken[key] = cls(hold(path, seconds))
+            return lock
+
+    def __del__(self) -> None:
+        self._file.close()
+
 
 _BOOTSTRAP = 1000
 
@@ -315,23 +131,26 @@ class Site:
             Exception: any unexpected failure, after it was recorded in the site's log.
         """
         torch.set_num_threads(self.config.training.threads)
+        masked = self.plan.secure_aggregation is not None
         try:
             self._lock = self._lock or FolderLock.take(self.folder / SITE_LOCK, SITE_TAKEOVER)
             if not self._consents:
                 check_consent(self.name, self.plan, self.config)
+                self.masks.check_kept()
                 self._consents = True
             # Before anything is read or trained: a server that asks what it must not learns nothing but that.
-            self.masks.check_kept()
-            self.masks.check_fixed(task)
+            if masked:
+                self.masks.check_fixed(task)
             self.releases.ledger.confirm(task.ledger)
             self.states.retain(task.best)
             if task.task == "mask":
                 return self._mask(task)
-            if secure := task.task == "train" and self.plan.secure_aggregation is not None:
+            if secure := masked and task.task == "train":
                 self.masks.begin(task, self._mask_labels(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
-                # From here on the task is what the site trains on; its layout is of the site's own model.
-                task = restore_task(task, self._layout(task), self.plan.transport)
+                if task.task != "handshake":
+                    # From here on the task is what the site trains on, by the layout of its own model.
+                    task = restore_task(task, self.trainer.layout(task.labels), self.plan.transport)
                 allowed = self._allow(task)
                 self.releases.accept_labels(allowed.own)
                 request = self.releases.digest_request(
@@ -360,14 +179,14 @@ class Site:
 
     def close(self) -> None:
         """Leave the folder to other processes."""
-        self._lock = None
+        self._lock, self._consents = None, False
 
     def _allow(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer; its own model and plan say so, and no tensor of a message."""
-        own, egress = self.trainer.data[0].names, self.plan.egress(self._layout(task))
+        own = self.trainer.data[0].names
         # Without its tensors, since the filter would hold them while the answer is packed once more.
         task = replace(without_tensors(task), labels=task.labels or own)
-        return AllowedReply(task, egress, own, self._images, self.config.privacy)
+        return AllowedReply(task, self._egress(task), own, self._images, self.config.privacy)
 
     def _mask(self, task: TaskData) -> SiteAnswer:
         """Take a step of secure aggregation."""
@@ -391,11 +210,11 @@ class Site:
         private = self.releases.plan_privacy(train.patients)
         return private.patients if private else len(train)
 
-    def _layout(self, task: TaskData) -> Layout:
-        """Return the layout of what is exchanged; a task without tensors needs no model."""
+    def _egress(self, task: TaskData) -> Egress:
+        """Return everything that may leave; a task without tensors needs no model."""
         if task.task in ("handshake", "mask"):
-            return Layout({}, {})
-        return self.plan.method.sharing.layout(self.trainer.model(task.labels))
+            return self.plan.egress(Layout({}, {}))
+        return self.trainer.egress(task.labels)
 
     def _perform(self, task: TaskData, allowed: AllowedReply) -> Reply:
         if task.task == "handshake":
@@ -458,8 +277,11 @@ class Site:
         # The state first, then the answer: a site killed between the two finds in the mark what it still
         # owes to the ledger (`Releases.settle_unsent`). The other way round it could not train on from what
         # it has sent.
-        marks = self.releases.anchor_mark() | self.masks.mark()
-        self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
+        marks: dict[str, Any] = self.releases.anchor_mark()
+        if self.plan.secure_aggregation:
+            marks |= self.masks.mark()
+        channels = allowed.egress.forms("site")
+        self.states.save(task, context.model, keep, channels, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limit(update, task, allowed, local.images_of(allowed.images))
 
@@ -558,3 +380,34 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
                 f"{site}: {plan.method.about.title} takes batch size and precision from the job; remove "
                 f"{key} under [training] in suture.toml"
             )
+
+
+def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:
+    """Refuse a job whose training mixes the patients of a site that protects each of them.
+
+    Raises:
+        ConfigError: says what mixes them, and the remedy.
+    """
+    method, training, remedy = plan.method, config.training, "choose a method that docs/protection.md names"
+    egress, title = method.egress(Layout({}, {})), method.about.title
+    faults = {
+        f"{title} {method.about.mixes_patients}; {remedy}": method.about.mixes_patients,
+        f"{title} asks for counts of labels, which no noise covers; {remedy}": egress.counts,
+        f"{title} sends scalars, which no noise covers; {remedy}": egress.scalars or egress.losses,
+        f"{title} weighs sites by their numbers of images; {remedy}": egress.weight != (1.0, 1.0),
+        "mixed precision and compiled models have no gradients of single images; remove amp and compile "
+        "under [training]": training.amp or training.compile != "no",
+        "views for a frozen encoder are drawn for all images together; remove the job's augmentation": (
+            plan.model.reads_features and plan.augmentation.active
+        ),
+    }
+    for fault, present in faults.items():
+        if present:
+            raise ConfigError(f"{site}: [privacy] epsilon protects each patient, but {fault}")
+
+
+def check_batch_norm(model: Classifier, plan: Plan, rounds: int) -> None:
+    """Refuse a model whose batch norm would mix patients in a round; see `refuse_batch_norm`."""
+    head_only = all(phase.trainable == "head" for phase in plan.method.phases(rounds))
+    train_mode(model, plan.method.sharing.batch_norm, head_only=head_only)
+    refuse_batch_norm(model)

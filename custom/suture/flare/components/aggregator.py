@@ -21,7 +21,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError, show_value
 from suture.core.labels import LabelType
 from suture.core.validation import parse
-from suture.federation.plan import round_context
+from suture.federation.plan import check_fits, round_context
 from suture.federation.server.norms import Measure, NormBound, Norms, norm_of
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
@@ -33,7 +33,7 @@ from suture.methods.base import (
     check_channels,
     with_channels,
 )
-from suture.privacy.robust import RobustMerge, check_fits, robustly_merged
+from suture.privacy.robust import RobustMerge, robustly_merged
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, reorder_axis
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskData, Update

@@ -24,7 +24,8 @@ from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
 from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update, round_figure
+from suture.protocol.egress import round_figure
+from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"

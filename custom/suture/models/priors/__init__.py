@@ -47,10 +47,11 @@ from suture.core.files import (
     replacing,
     write_json,
 )
-from suture.core.runtime import device_name, moved, seed_torch
+from suture.core.runtime import device_name, seed_torch
 from suture.core.validation import NAMED_FILE, STRICT, parse
+from suture.data.batch import Preprocessing, by_channel, moved
 from suture.models import MODELS, ModelSpec
-from suture.models.classifier import Classifier, Preprocessing, by_channel
+from suture.models.classifier import Classifier
 from suture.protocol.packing import read_tensors
 
 LUMA = (0.299, 0.587, 0.114)

@@ -1,4 +1,4 @@
-"""suture.execution.partition: sites out of a pooled data set."""
+"""suture_papers.partition: sites out of a pooled data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import classes
 from suture.data.table import SPLITS, Table
-from suture.execution.partition import (
+from suture.execution.sites import TEXT, write_site
+from suture_papers.chest_xrays.nih import LABELS
+from suture_papers.partition import (
     assigned_classes,
     by_attribute,
     class_lists,
@@ -27,8 +29,6 @@ from suture.execution.partition import (
     patient_blocks,
     subset,
 )
-from suture.execution.sites import TEXT, write_site
-from suture_papers.chest_xrays.nih import LABELS
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 from world import refused
 

@@ -17,8 +17,7 @@ from suture.federation.server.checks import (
     check_same_classes,
 )
 from suture.federation.server.registry import one_label_type, senders
-from suture.federation.site.patient_privacy import check_batch_norm
-from suture.federation.site.site import check_consent
+from suture.federation.site.site import check_batch_norm, check_consent
 from suture.models import build
 
 

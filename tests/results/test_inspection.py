@@ -1,4 +1,4 @@
-"""suture.data.inspection: what the file of an image holds."""
+"""suture_results.inspection: what the file of an image holds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PIL import Image
 
 from hospitals import image, site
 from suture.core.errors import DataError
-from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, sample, size_notes
 from suture_prepare.discovery import discover
+from suture_results.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, sample, size_notes
 from world import refused
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from suture.learning.losses import masked_bce, masked_ce, masked_loss, probabilities
+from suture.learning.steps import masked_bce, masked_ce, masked_loss, probabilities
 
 
 def test_everything_unknown_is_zero_with_a_gradient_of_zero() -> None:

@@ -1,12 +1,8 @@
-"""What a site stores: its state between rounds, the counts it has sent, and each answer that has left it.
+"""What a site has released in an experiment: the counts it has sent, and each answer that has left it.
 
 An answer leaves within the budgets, is kept as it left, and is a line of the ledger. A repeated task gets
 its kept answer again. Beside the answer stands its release, with the settings under which it was made, so
 that a site that is killed before the ledger has the line writes it afterwards as it would have been.
-
-A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
-``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else
-the method keeps under ``kept/``. A frozen encoder, which no round changes, is a file of its own.
 
 Counts are sent once in an experiment, whatever becomes of its data.
 """
@@ -14,6 +10,8 @@ Counts are sent once in an experiment, whatever becomes of its data.
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -30,204 +28,38 @@ from suture.core.errors import ConfigError, SutureError
 from suture.core.files import read_json, write_json
 from suture.core.labels import LabelSet
 from suture.core.ontology import Relations, read_atlas
-from suture.core.runtime import seed_for
+from suture.core.privacy import PrivacyConfig
+from suture.core.runtime import now
 from suture.core.validation import OPEN, in_words, parse
-from suture.data.config import SiteConfig, TrainingConfig
+from suture.data.config import SiteConfig
 from suture.data.table import Split
-from suture.federation.plan import Plan
-from suture.federation.site.abstention import ComputationChanged, MissingState
-from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release, release_of, spent_on
-from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
+from suture.federation.plan import Plan, round_context
+from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
 from suture.learning.evaluation import NOTHING, counts_of
-from suture.learning.training import LOSS_SCALE
-from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabel
-from suture.privacy.differential_privacy import Mechanism, protect
+from suture.methods.base import resolve_training
+from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, Noise, multiplier_for
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import DecidedClass, DecidedGroup
-from suture.protocol.egress import Shapes, shape_mismatch, strip_prefix
-from suture.protocol.messages import Count, Counts, Label, Labels, Metrics, Reply, TaskData, Update
-from suture.protocol.packing import Packed, digest, load, pack, save, sent, unpack
+from suture.protocol.egress import Channel, Layout, round_figure, training_loss
+from suture.protocol.messages import (
+    Counts,
+    Evaluation,
+    Label,
+    Labels,
+    Metrics,
+    Reply,
+    Scores,
+    TaskData,
+    TaskName,
+    Trait,
+    Update,
+    fields_with,
+)
+from suture.protocol.packing import Packed, digest, pack, sent, unpack
 
 log = logging.getLogger(__name__)
-
-
-@validated(frozen=True, config=OPEN)
-class _Header:
-    """The facts of a site's state; a site that has none yet has an empty one."""
-
-    threads: int | None = None
-    device: str | None = None
-    precision: str | None = None
-    compile: str | None = None
-    labels: Labels = ()
-    phase: str = ""
-    round: Count = 0
-
-
-def own_part_of(state: Packed) -> Packed:
-    """Return a state without the optimiser's, and what else the method keeps."""
-    own = {name: tensor for name, tensor in state.tensors.items() if name.startswith("fixed/")}
-    return Packed(own, state.header)
-
-
-class States:
-    """The states of a site in one experiment.
-
-    Args:
-        site: its name.
-        folder: of the experiment at the site.
-    """
-
-    def __init__(self, site: str, plan: Plan, training: TrainingConfig, folder: Path) -> None:
-        self._site, self._plan, self._method, self._training = site, plan, plan.method, training
-        self.files = Rounds(folder)
-        self._encoder = folder / "encoder.safetensors"
-        self._encoder_of: Classifier | None = None  # the model that holds it
-
-    def before(self, task: TaskData) -> Packed:
-        """Return the newest state of a committed round, or the state of the round whose model is evaluated.
-
-        Raises:
-            ComputationChanged: the state was made on another kind of device, in another precision, by a
-                compiled backbone or not, or with another number of torch threads.
-            ConfigError: another version of Suture wrote the state, or it is not one of a site.
-        """
-        # A later state is of a round that the server has not committed: it counts as if it were not there.
-        found = self.files.newest(not_later_than=task.committed if task.task == "train" else task.round)
-        if not found:
-            return Packed({}, {})
-        number, state = found
-        parse(_Header, state.header, f"the state of round {number} in {self.files.folder}")
-        for key, now in self._training.computation.items():
-            if (before := state.header.get(key, now)) != now:
-                raise ComputationChanged(
-                    f"{self._site}: {key} was {before} in earlier rounds and is {now} now, which changes the "
-                    "results; set it back under [training] in suture.toml, or begin a new experiment"
-                )
-        return state
-
-    def own_part(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
-        """Return the site's local parameters, with a row of the head for each class of the task.
-
-        Those that the site does not hold yet are taken from the task, or from the site's own random
-        initialisation where `Share` says so.
-
-        Raises:
-            MissingState: the site no longer holds some of them.
-        """
-        self._fill_encoder(task, model)
-        first = {name: tensor for name, tensor in task.fixed.items() if name not in model.frozen_names}
-        share = self._method.sharing.share
-        if first and share is not None and share.init == "own":
-            seed = seed_for(self._plan.seed, self._site, "own")
-            drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
-            first = {name: drawn[name] for name in first}
-        # What the site has goes before what it is sent, which is only for a site that has nothing.
-        tensors = {**first, **strip_prefix("fixed", state.tensors)}
-        names = [name for name in self._method.sharing.local(model) if name not in model.frozen_names]
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
-        return self._with_rows({name: tensors[name] for name in names}, task, state, model)
-
-    def _fill_encoder(self, task: TaskData, model: Classifier) -> None:
-        """Put the frozen encoder, if there is one, into the model: as received now, or once before.
-
-        Raises:
-            MissingState: the site no longer holds it.
-            ConfigError: it is not of this model.
-        """
-        names = model.frozen_names - model.counters
-        sent = {name: tensor for name, tensor in task.fixed.items() if name in names}
-        if not names or (model is self._encoder_of and not sent):
-            return
-        if sent:
-            save(self._encoder, Packed(sent, {}))
-        else:
-            try:
-                sent = dict(load(self._encoder).tensors)
-            except (SutureError, OSError) as error:
-                raise MissingState(f"the site no longer holds the frozen encoder ({error})") from error
-        check_tensors(sent, {n: t for n, t in model.state_dict().items() if n in names}, str(self._encoder))
-        load_tensors(model, sent)
-        self._encoder_of = model
-
-    def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
-        """Return the model that the site trained in the evaluated round; {} without one."""
-        trained = strip_prefix("local", state.tensors)
-        if not (self._method.sharing.keep_local and trained) or state.header.get("round") != task.round:
-            return {}
-        return self._with_rows(trained, task, state, model)
-
-    def _with_rows(
-        self, tensors: Mapping[str, Tensor], task: TaskData, state: Packed, model: Classifier
-    ) -> dict[str, Tensor]:
-        """Return the tensors with a row of the head, if it is among them, for each class of the task.
-
-        Raises:
-            ConfigError: they are not of this model.
-        """
-        head = {name: rows for name, rows in tensors.items() if name.startswith(HEADS)}
-        before = tuple(state.header.get("labels", task.labels))
-        expected = {}
-        for name, tensor in model.state_dict().items():
-            if head and name.startswith(HEADS):
-                expected[name] = tensor.new_empty((len(before), *tensor.shape[1:]))
-            elif name in tensors:
-                expected[name] = tensor
-        check_tensors(tensors, expected, f"the site's state of round {state.header.get('round')}")
-        if not head:
-            return dict(tensors)
-        plan = self._plan
-        return {**tensors, **relabel(head, before, task.labels, plan.seed, plan.model.row_init)}
-
-    def kept_by_method(self, state: Packed) -> dict[str, Tensor]:
-        """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-        return strip_prefix("optimiser", state.tensors) | strip_prefix("kept", state.tensors)
-
-    def save(self, task: TaskData, model: Classifier, keep: Mapping[str, Tensor], **facts: Any) -> None:
-        """Store the state of a trained round.
-
-        Args:
-            keep: what the method keeps.
-            facts: for the header: the name of the phase, `Releases.anchor_mark` and `SiteMasks.mark`.
-
-        Raises:
-            ConfigError: the method keeps what it does not declare.
-            OSError: the disk is full or cannot be written.
-        """
-        channels, moments = self._channels(model), {*model.names, LOSS_SCALE}
-        title, tensors = self._method.about.title, {}
-        for name, tensor in keep.items():
-            if name not in channels and name.rpartition("/")[0] not in moments:
-                raise ConfigError(
-                    f"{title} keeps {name!r} at a site and does not declare it; add a "
-                    'Channel(..., way="site") to its egress'
-                )
-            if name in channels and (wrong := shape_mismatch(channels[name], tensor, len(model.labels))):
-                raise ConfigError(
-                    f"{title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
-                    "channel that its egress declares"
-                )
-            tensors[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
-        header = {**self._training.computation, "labels": list(task.labels), "round": task.round, **facts}
-        state = Packed(self._method.sharing.stored(model) | tensors, header)
-        self.files.save(task.round, state, task.committed)
-
-    def _channels(self, model: Classifier) -> Shapes:
-        """Return the form of each tensor that the method declares to keep at a site."""
-        return self._method.egress(self._method.sharing.layout(model)).forms("site")
-
-    def retain(self, best: int) -> None:
-        """Retain the state of the best round so far, where it holds a part of the selected model."""
-        sharing = self._method.sharing
-        if sharing.part_at_site or sharing.keep_local:
-            earlier = self.files.latest(best)
-            if earlier is not None:
-                self.files.keep(earlier)
 
 
 FIRST_COUNTS = "counts.json"
@@ -336,15 +168,20 @@ class FirstCounts:
         """Return what was sent, read again where the file is another one: each is a new one, renamed."""
         path = self._folder / FIRST_COUNTS
         with suppress(FileNotFoundError):
-            found = path.stat()
-            now = found.st_ino, found.st_mtime_ns
-            if now != self._known[0]:
+            if (now := _identity(path)) != self._known[0]:
                 self._known = now, parse(_Sent, read_json(path), str(path))
             return self._known[1]
         return _Sent({})
 
     def _write(self, sent: _Sent) -> None:
-        write_json(self._folder / FIRST_COUNTS, asdict(sent), private=True)
+        path = self._folder / FIRST_COUNTS
+        write_json(path, asdict(sent), private=True)
+        self._known = _identity(path), sent
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[str, DecidedGroup]:
@@ -501,9 +338,18 @@ class Releases:
         Args:
             images: that the steps of the round were of, and so its losses; see `Egress.loss_parts`.
         """
-        egress = allowed.egress
+        egress, limits = allowed.egress, self._privacy
         samples = allowed.images // egress.loss_parts if egress.loss_parts else images
-        update = protect(update, task, self._privacy, egress.losses, samples)
+        scalars = {
+            name: training_loss(value, samples, limits) if name in egress.losses else round_figure(value)
+            for name, value in update.scalars.items()
+        }
+        own = fields_with(Update, Trait.LOSS)
+        shown: dict[str, Any] = {name: training_loss(getattr(update, name), samples, limits) for name in own}
+        shown["scalars"] = {name: value for name, value in scalars.items() if value is not None}
+        update = replace(update, **shown)
+        if limits.clip is not None and limits.epsilon is None:  # with ε, each step of training has its noise
+            update = Noise(limits.clip, limits.noise).apply(update, task)
         return sent(update, task, self._plan.transport)
 
     def keep(
@@ -576,3 +422,145 @@ def _read(path: Path, request: str) -> tuple[Packed, Release] | None:
         log.warning("a stored answer cannot be sent again: %s", why)
         return None
     return packed, release
+
+
+# An answer as a line of the ledger
+
+
+def release_of(
+    reply: Reply,
+    packed: Packed,
+    task: TaskData,
+    experiment: str,
+    privacy: PrivacyConfig,
+    channels: Sequence[Channel] = (),
+    mechanism: Mechanism | None = None,
+) -> Release:
+    """Describe an answer, which is also given as it is packed, as a release.
+
+    Args:
+        mechanism: that protects the patients in it.
+        channels: what an update may have besides the model.
+    """
+    return Release(
+        now(),
+        experiment,
+        task.task,
+        task.round,
+        task.split if task.task == "evaluate" else "",
+        isinstance(reply, Update) and bool(reply.shared or reply.head or reply.channels),
+        privacy.clip,
+        privacy.noise,
+        privacy.delta,
+        *(mechanism or Mechanism(0.0, steps=0)),
+        dict(_figures(reply, channels)),
+        _numbers(reply, channels),
+        digest(packed),
+    )
+
+
+def spent_on(
+    experiment: str, task: TaskName, round_: int, privacy: PrivacyConfig, mechanism: Mechanism
+) -> Release:
+    """Describe what an experiment learns of a site's patients before, or without, an answer to a task."""
+    own = privacy.clip, privacy.noise, privacy.delta
+    return Release(now(), experiment, task, round_, "", False, *own, *mechanism)
+
+
+def _metrics(reply: Reply) -> list[Metrics]:
+    if isinstance(reply, Evaluation):
+        return [metrics for metrics in (reply.metrics, reply.local) if metrics]
+    return [reply.metrics] if isinstance(reply, Update) and reply.metrics else []
+
+
+def _figures(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
+    """Count how often each class is told of, by its scores, or by channels such as an F1 or a prototype."""
+    figures = Counter(reply.labels if isinstance(reply, Scores) else ())
+    if isinstance(reply, Update):
+        told = [channel.name for channel in channels if channel.of_classes]
+        tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
+        figures.update({n for t in tensors for n, row in zip(reply.labels, t, strict=True) if row.any()})
+    for metrics in _metrics(reply):
+        for name, score in metrics.classes.items():
+            # A site withholds the score of a class with few images: such a one says nothing.
+            said = (score.auroc, score.recall, score.positives, score.negatives)
+            figures[name] += any(value is not None for value in said)
+    return +figures
+
+
+def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
+    """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
+    count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
+    for metrics in _metrics(reply):
+        by_attribute = sum(2 + len(part.overall) for part in metrics.attributes.values())
+        by_group = sum(4 * len(one.groups) for one in metrics.decided.values())
+        count += 2 + len(metrics.overall) + by_attribute + by_group
+    if isinstance(reply, Update):
+        whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
+        return count + sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
+    if isinstance(reply, Scores):
+        return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())
+    return count
+
+
+def _numbers_in(value: Any) -> int:
+    """Count the numbers of a value; None has none."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    inner = value.values() if isinstance(value, Mapping) else value
+    return sum(map(_numbers_in, inner)) if isinstance(value, Mapping | tuple) else int(value is not None)
+
+
+# What DP-SGD costs in a job. A site sends its number of training patients once, with noise, and the sampling
+# rate, the number of steps and their noise all follow from the number that was sent. So these tell no more,
+# and ε covers all of them.
+
+_COUNT = 40.0
+"""The noise of the number of patients is this over ε: 10 patients at ε = 4. It takes 1 to 2 % of μ²."""
+
+
+def count_mechanism(epsilon: float) -> Mechanism:
+    """Return the mechanism by which a site sends its number of training patients."""
+    return Mechanism(_COUNT / epsilon)
+
+
+def mechanism_of_round(
+    plan: Plan, config: SiteConfig, rounds: int, round_: int, patients: int, multiplier: float = 0.0
+) -> Mechanism:
+    """Return the mechanism of the steps of a round.
+
+    Args:
+        patients: number of the site's training patients, as sent.
+    """
+    where, own = round_context(plan.method, plan.seed, rounds, round_), config.training
+    local = resolve_training(plan.method.local, where, own.lr, own.batch_size)
+    if local.sampling != "shuffled":
+        raise ConfigError(
+            f"[privacy] epsilon: the job samples classes ({local.sampling}), and DP-SGD patients; set "
+            'method.local.sampling = "shuffled"'
+        )
+    if local.batch_size > patients:
+        raise ConfigError(
+            f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients} (a "
+            "noisy number); set batch_size under [training] in suture.toml to at most a tenth of its patients"
+        )
+    rate, steps = local.draws_of(patients)
+    return Mechanism(multiplier, rate, steps * (1 if local.iterations else local.epochs))
+
+
+def planned_multiplier(plan: Plan, config: SiteConfig, rounds: int, patients: int) -> float:
+    """Return the noise of the steps of a job with which it has the site's ε.
+
+    Raises:
+        ConfigError: no noise within reason has it.
+    """
+    epsilon, delta = config.privacy.epsilon or 0.0, config.privacy.delta
+    steps = [mechanism_of_round(plan, config, rounds, r, patients) for r in range(1, rounds + 1)]
+    multiplier = multiplier_for(epsilon, delta, steps, count_mechanism(epsilon))
+    if math.isinf(multiplier):
+        raise ConfigError(
+            f"[privacy] epsilon = {epsilon:g} needs noise of more than {MULTIPLIERS[1]:g} times clip in each "
+            f"of the job's {sum(one.steps for one in steps)} steps; set a larger epsilon, or a smaller "
+            "batch_size under [training], or let the job have fewer rounds"
+        )
+    return multiplier
