@@ -1,9 +1,9 @@
-"""A year of a network in fast motion, with TLS and real processes: the commands of docs/deployment.md, in their order.
+"""A year of a network in fast motion, with TLS and real processes: the commands of docs/deployment.md.
 
     python benchmarks/year.py --out year
 
-Each party has a folder in place of a host, a key that never leaves it, and its own installation of the code. OUT/log
-has each command as HOST$ COMMAND, what it printed, and [its exit code]. The year ends at the first line that is missing.
+Each party has a folder in place of a host, a key that never leaves it, and an installation of its own. OUT/log
+has each command as HOST$ COMMAND, what it printed, and [its exit code]. The year ends where a line is missing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Year:
             time.sleep(1)
         with self.log.open("a") as log:
             print(f"{host}$ {line}\n{done.stdout}[{done.returncode}]\n", file=log)
-        assert done.returncode == code and not missing, f"{host}$ {line}\n{done.stdout}lacks {missing or code}"
+        assert (done.returncode, missing) == (code, []), f"{host}$ {line}\n{done.stdout}"
         return done.stdout
 
     def party(self, host: str, line: str, *expected: str, code: int = 0, seconds: float = 0) -> str:
@@ -120,7 +120,9 @@ class Year:
 
     def install(self, host: str) -> None:
         """Put the code at a host, a site's data, and the strict policy."""
-        shutil.copytree(ROOT / "custom", self.folder / host / "code", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "custom", self.folder / host / "code", ignore=shutil.ignore_patterns("__pycache__")
+        )
         if host in SITES:
             data = self.folder / "data" / host
             (self.kit(host) / "local" / "suture.toml").write_text(
@@ -172,7 +174,9 @@ def make_keys_at_the_sites(year: Year) -> None:
     profile = f"server: {{host: localhost, fed_learn_port: {year.port}}}"
     admin = year.folder / ADMIN
     admin.mkdir()
-    (admin / "profile.yml").write_text(f"{{name: suture, scheme: grpc, connection_security: mtls, {profile}}}\n")
+    (admin / "profile.yml").write_text(
+        f"{{name: suture, scheme: grpc, connection_security: mtls, {profile}}}\n"
+    )
     year.at(ADMIN, "nvflare cert init --profile profile.yml -o ca", "^rootca_fingerprint_sha256: SHA256:")
     for host in (SERVER, HARBOR, LEAD, OPERATOR):
         year.request(host, 1095)
@@ -209,7 +213,9 @@ def renew_a_certificate(year: Year) -> None:
     renewed = year.folder / LAKESIDE / "renewed" / "suture" / "prod_00" / LAKESIDE
     year.party(LAKESIDE, f"rm -r startup && cp -r {renewed}/startup .")
     year.start(LAKESIDE)
-    year.party(LAKESIDE, "suture doctor .", "^ok +certificate: client.crt .* 109. more days", "^ok +registration")
+    year.party(
+        LAKESIDE, "suture doctor .", "^ok +certificate: client.crt .* 109. more days", "^ok +registration"
+    )
     year.run("second", "spring", (HARBOR, LAKESIDE))
 
 
@@ -231,7 +237,9 @@ def upgrade_a_site(year: Year) -> None:
     year.at(HARBOR, "mv code former")
     year.install(HARBOR)
     year.start(HARBOR)
-    hashes = {re.findall("code ([0-9a-f]{16})", year.party(host, "suture doctor .")) [0] for host in (SERVER, HARBOR)}
+    hashes = {
+        re.findall("code ([0-9a-f]{16})", year.party(host, "suture doctor ."))[0] for host in (SERVER, HARBOR)
+    }
     assert len(hashes) == 1, hashes
 
 
@@ -277,23 +285,25 @@ def main(out: Path | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         year = Year((out or Path(temporary)).resolve())
         (logs := year.log).mkdir(parents=True)
-        rows, failure = [], None
+        rows: list[tuple[str, int, str]] = []
+        failed = ""
         try:
             for number, step in enumerate(STEPS, 1):
                 year.log, begun = logs / f"{number:02d}-{step.__name__}.txt", time.monotonic()
                 try:
                     step(year)
                 except AssertionError as error:
-                    failure = error
-                rows.append((step.__name__.replace("_", " "), round(time.monotonic() - begun), "no" if failure else "ok"))
-                print(*rows[-1], flush=True)
-                if failure:
+                    failed = str(error)
+                name, seconds = step.__name__.replace("_", " "), round(time.monotonic() - begun)
+                rows.append((name, seconds, "no" if failed else "ok"))
+                if failed:
                     break
         finally:
             year.end()
     show(("step", "seconds", "ok"), [*rows, ("all", sum(row[1] for row in rows), rows[-1][2])])
-    if failure:
-        sys.exit(str(failure))
+    if failed:
+        sys.exit(failed)
+
 
 STEPS = (
     make_keys_at_the_sites,

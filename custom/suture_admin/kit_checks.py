@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import ssl
 import stat
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.client import HTTPConnection
 from typing import Literal
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -161,11 +165,13 @@ def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:
 def check_connection(kit: Kit) -> Iterator[Finding]:
     """Connect to the server's port with mutual TLS; on the server's own machine the port may also be free."""
     host = "localhost" if kit.role == "server" else kit.host
+    proxy = _proxy(kit)
     where = f"{host}:{kit.port}"
+    where += f" through the proxy {proxy.netloc.rpartition('@')[2]}" if proxy else ""
     try:
-        plain = socket.create_connection((host, kit.port), timeout=_WAIT)
+        plain = _open(host, kit.port, proxy)
     except socket.gaierror as problem:
-        text = f"the name {host} has no address ({problem})"
+        text = f"the name {proxy.hostname if proxy else host} has no address ({problem})"
         yield error("connection", text, "add it to the DNS or to /etc/hosts")
         return
     except OSError as problem:
@@ -194,6 +200,33 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
         text = f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}"
         remedy = "another party answers in place of the server: examine the name's address and that machine"
         yield error("connection", text, remedy)
+
+
+def _proxy(kit: Kit) -> SplitResult | None:
+    """Return the proxy that gRPC takes to the server from the environment; other schemes take none."""
+    names = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC's, in this order and in small letters alone
+    proxy = urlsplit(next((os.environ[name] for name in names if name in os.environ), ""))
+    passed_by = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", "")).split(",")
+    direct = any(
+        f".{kit.host}".endswith(f".{name.strip().lstrip('.')}") for name in passed_by if name.strip()
+    )
+    used = kit.role != "server" and kit.scheme == "grpc" and proxy.scheme == "http" and not direct
+    return proxy if used else None
+
+
+def _open(host: str, port: int, proxy: SplitResult | None) -> socket.socket:
+    """Open a TCP connection, through a proxy if there is one.
+
+    Raises:
+        OSError: nobody answers, or the proxy refuses.
+    """
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=_WAIT)
+    login = b64encode(unquote(proxy.netloc.rpartition("@")[0]).encode()).decode()
+    tunnel = HTTPConnection(str(proxy.hostname), proxy.port, timeout=_WAIT)
+    tunnel.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {login}"} if login else {})
+    tunnel.connect()
+    return tunnel.sock
 
 
 def _registration(kit: Kit) -> Finding:

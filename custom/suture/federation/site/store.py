@@ -36,7 +36,16 @@ from suture.data.config import SiteConfig, TrainingConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
-from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release, release_of, spent_on
+from suture.federation.site.ledger import (
+    LEDGER_FILE,
+    NOBODY,
+    RELEASE,
+    Ledger,
+    Release,
+    Requester,
+    release_of,
+    spent_on,
+)
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
@@ -370,10 +379,14 @@ class Releases:
     Args:
         rounds: of the run.
         folder: of the experiment at the site. Its ledger lies two folders above, unless `config` says where.
+        requester: that the ledger names.
     """
 
-    def __init__(self, plan: Plan, config: SiteConfig, rounds: int, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, config: SiteConfig, rounds: int, folder: Path, requester: Requester = NOBODY
+    ) -> None:
         self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
+        self._requester = requester
         self._privacy = config.privacy
         self.first_counts = FirstCounts(folder)
         self._patients: PatientPrivacy | None = None  # once it is planned
@@ -383,7 +396,7 @@ class Releases:
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
         folder = self._config.storage.ledger or self._folder.parents[1]
-        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder)
+        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder, self._requester)
         ledger.begin()
         return ledger
 
