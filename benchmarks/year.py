@@ -2,8 +2,8 @@
 
     python benchmarks/year.py --out year
 
-Each party has a folder in place of a host, a key that never leaves it, and an installation of its own. OUT/log
-has each command as HOST$ COMMAND, what it printed, and [its exit code]. The year ends where a line is missing.
+Each party has a folder in place of a host, a key that never leaves it, and an installation of its own.
+OUT/log has each command, what it printed and [its exit code]. The year ends where an expected line lacks.
 """
 
 from __future__ import annotations

@@ -55,6 +55,9 @@ _VERDICT = 2.0
 _ANEW = "have this kit provisioned again (docs/deployment.md, Renew and revoke certificates)"
 _RESTORE = "restore it from the startup kit's archive"
 
+STORE = "NVFL_JOB_STORE_ROOT"
+"""The variable by which FLARE has another folder for a server's jobs."""
+
 _Status = Literal["ok", "warning", "error"]
 
 
@@ -204,12 +207,13 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
 
 def _proxy(kit: Kit) -> SplitResult | None:
     """Return the proxy that gRPC takes to the server from the environment; other schemes take none."""
-    names = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC's, in this order and in small letters alone
-    proxy = urlsplit(next((os.environ[name] for name in names if name in os.environ), ""))
-    passed_by = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", "")).split(",")
-    direct = any(
-        f".{kit.host}".endswith(f".{name.strip().lstrip('.')}") for name in passed_by if name.strip()
-    )
+
+    def first(*names: str) -> str:  # in small letters alone; an empty one counts
+        return next((os.environ[name] for name in names if name in os.environ), "")
+
+    proxy = urlsplit(first("grpc_proxy", "https_proxy", "http_proxy"))
+    without = [name.strip().lstrip(".") for name in first("no_grpc_proxy", "no_proxy").split(",")]
+    direct = any(name and f".{kit.host}".endswith(f".{name}") for name in without)
     used = kit.role != "server" and kit.scheme == "grpc" and proxy.scheme == "http" and not direct
     return proxy if used else None
 
@@ -404,6 +408,9 @@ def _ways_round(kit: Kit) -> Iterator[Finding]:
 
 def _storage(kit: Kit) -> Iterator[Finding]:
     """Check whether other servers or users of the machine have the jobs of this one, with their results."""
+    if (elsewhere := os.environ.get(STORE)) and kit.role == "server":
+        text = f"FLARE stores jobs in {elsewhere}, which {STORE} names, whatever {kit.folder} says"
+        yield warning("storage of jobs", text, f"unset {STORE}, also for the service that starts the server")
     for name, folder in storages(kit).items():
         if text := exposed(folder):
             remedy = f"{_policy(kit)}: stores them in the kit from now on; then remove what is its own there"
