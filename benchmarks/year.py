@@ -19,6 +19,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from harness import ROOT, command, show
@@ -69,24 +70,20 @@ class Year:
         own |= {"PYTHONPATH": str(here / "code"), "NO_COLOR": "1", "COLUMNS": "200"}
         own |= {"OPENBLAS_NUM_THREADS": "1"}
         while True:
-            done = subprocess.run(
-                ["bash", "-c", f"umask 077; {line}"],
-                cwd=cwd or here,
-                env=os.environ | own,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            missing = [text for text in expected if not re.search(text, done.stdout, re.MULTILINE)]
-            if (done.returncode == code and not missing) or time.monotonic() > end:
+            with tempfile.TemporaryFile("w+") as printed:  # a party that it starts keeps it open
+                shell = ["bash", "-c", f"umask 077; {line}"]
+                streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
+                ended = subprocess.run(shell, cwd=cwd or here, env=os.environ | own, check=False, **streams)
+                printed.seek(0)
+                said = printed.read()
+            missing = [text for text in expected if not re.search(text, said, re.MULTILINE)]
+            if (ended.returncode == code and not missing) or time.monotonic() > end:
                 break
             time.sleep(1)
         with self.log.open("a") as log:
-            print(f"{host}$ {line}\n{done.stdout}[{done.returncode}]\n", file=log)
-        assert (done.returncode, missing) == (code, []), f"{host}$ {line}\n{done.stdout}"
-        return done.stdout
+            print(f"{host}$ {line}\n{said}[{ended.returncode}]\n", file=log)
+        assert (ended.returncode, missing) == (code, []), f"{host}$ {line}\n{said}"
+        return said
 
     def party(self, host: str, line: str, *expected: str, code: int = 0, seconds: float = 0) -> str:
         """Run a line in the kit of a party; see `at`."""
@@ -99,8 +96,8 @@ class Year:
 
     # What several steps do
 
-    def request(self, host: str, days: int, options: str = "", into: str = "workspace") -> None:
-        """Make a key at a host, have its request signed, and make a kit of the answer."""
+    def request(self, host: str, options: str = "", sign: str = "", pack: str = "") -> None:
+        """Make a key at a host, have its request signed, and make a kit of the answer; with more options."""
         here, admin = self.folder / host, self.folder / ADMIN
         here.mkdir(exist_ok=True)
         org = "coordinator" if host in KIND else f"{host}_hospital"
@@ -108,12 +105,12 @@ class Year:
         (here / f"{host}.yml").write_text(f"{{name: suture, participants: [{{{about}}}]}}\n")
         self.at(host, f"nvflare cert request -p {host}.yml{options}", "^request_zip: ")
         shutil.copy(here / host / f"{host}.request.zip", admin)
-        sign = f"nvflare cert approve {host}.request.zip -c ca --profile profile.yml --valid-days {days}"
-        self.at(ADMIN, sign + options, "^signed_zip: ")
+        approve = f"nvflare cert approve {host}.request.zip -c ca --profile profile.yml{sign}{options}"
+        self.at(ADMIN, approve, "^signed_zip: ")
         shutil.copy(admin / f"{host}.signed.zip", here)
         fingerprint = json.loads((admin / "ca" / "ca.json").read_text())["rootCA_fingerprint"]
-        pack = f"nvflare package {host}.signed.zip --request-dir {host} --fingerprint {fingerprint} -w {into}"
-        self.at(host, pack, f"^endpoint: grpc://localhost:{self.port}$")
+        package = f"nvflare package {host}.signed.zip --request-dir {host} --fingerprint {fingerprint}{pack}"
+        self.at(host, package, f"^endpoint: grpc://localhost:{self.port}$")
         key = (here / host / f"{host}.key").read_bytes()
         seen = [path for path in self.folder.rglob("*.key") if path.read_bytes() == key]
         assert all(path.is_relative_to(here) for path in seen), f"{host}'s key has left it: {seen}"
@@ -144,7 +141,7 @@ class Year:
     def start(self, *hosts: str) -> None:
         """Start parties, and wait for the sites among them."""
         for host in hosts:
-            self.party(host, "startup/start.sh > start.log 2>&1")
+            self.party(host, "startup/start.sh")
         for host in hosts:
             self.lead("status", rf"\b{host} \(" if host in SITES else "last contact", seconds=90)
 
@@ -154,6 +151,11 @@ class Year:
             self.party(host, "echo y | startup/stop_fl.sh", "Shutdown request created")
         for host in hosts:
             self.party(host, "test ! -e daemon_pid.fl", seconds=60)
+
+    def disable(self, site: str) -> None:
+        """Have the server refuse a site."""
+        kit = self.kit(OPERATOR)
+        self.at(OPERATOR, f"nvflare system disable-client {site} --startup-kit {kit} --force", site)
 
     def run(self, name: str, study: str, sites: tuple[str, ...]) -> None:
         """Run a job of two rounds to its end."""
@@ -179,8 +181,8 @@ def make_keys_at_the_sites(year: Year) -> None:
     )
     year.at(ADMIN, "nvflare cert init --profile profile.yml -o ca", "^rootca_fingerprint_sha256: SHA256:")
     for host in (SERVER, HARBOR, LEAD, OPERATOR):
-        year.request(host, 1095)
-    year.request(LAKESIDE, 20)
+        year.request(host)
+    year.request(LAKESIDE, sign=" --valid-days 20")
 
 
 def install_and_join(year: Year) -> None:
@@ -208,24 +210,24 @@ def lose_sight_of_a_site(year: Year) -> None:
 
 def renew_a_certificate(year: Year) -> None:
     year.party(LAKESIDE, "suture doctor .", "^warning certificate: client.crt .* 19 more days")
-    year.request(LAKESIDE, 1095, " --force", "renewed")
+    year.request(LAKESIDE, " --force", pack=" -w renewed")
     year.stop(LAKESIDE)
-    renewed = year.folder / LAKESIDE / "renewed" / "suture" / "prod_00" / LAKESIDE
-    year.party(LAKESIDE, f"rm -r startup && cp -r {renewed}/startup .")
+    kits = Path("suture", "prod_00")
+    year.at(LAKESIDE, f"cp -r renewed/{kits / LAKESIDE}/startup workspace/{kits / LAKESIDE}")
     year.start(LAKESIDE)
-    year.party(
-        LAKESIDE, "suture doctor .", "^ok +certificate: client.crt .* 109. more days", "^ok +registration"
-    )
+    found = ("^ok +certificate: client.crt .* 109. more days", "^ok +private key", "^ok +registration")
+    year.party(LAKESIDE, "suture doctor .", *found)
     year.run("second", "spring", (HARBOR, LAKESIDE))
 
 
 def back_up_and_restore(year: Year) -> None:
     year.stop(HARBOR, LAKESIDE, SERVER)
+    kits = "workspace/suture/prod_00"
     for host in (SERVER, HARBOR):
-        year.at(host, f"tar czf backup.tgz -C {year.kit(host).parent} {host}")
-        year.at(host, f"mv {year.kit(host)} lost")  # the disk
-        year.at(host, f"tar xzf backup.tgz -C {year.kit(host).parent}")
-        assert not year.at(host, f"diff -r --no-dereference lost {year.kit(host)} && rm -r lost")
+        year.at(host, f"tar czf backup.tgz -C {kits} {host}")
+        year.at(host, f"mv {kits}/{host} lost")
+        year.at(host, f"tar xzf backup.tgz -C {kits}")
+        year.at(host, f"diff -r lost {kits}/{host} && rm -r lost")
     year.party(HARBOR, "suture ledger .", "^experiments: 2 ")
     year.start(SERVER, HARBOR, LAKESIDE)
     year.party(HARBOR, "suture doctor .", "^ok +ledger: [1-9]", "^ok +connection: .* answers")
@@ -244,7 +246,7 @@ def upgrade_a_site(year: Year) -> None:
 
 
 def add_a_site_and_run_in_autumn(year: Year) -> None:
-    year.request(NORTHFIELD, 1095)
+    year.request(NORTHFIELD)
     year.install(NORTHFIELD)
     year.start(NORTHFIELD)
     year.party(NORTHFIELD, "suture doctor .", "^ok +connection: .* answers", "^ok +registration")
@@ -252,13 +254,22 @@ def add_a_site_and_run_in_autumn(year: Year) -> None:
 
 
 def revoke_a_site(year: Year) -> None:
-    line = f"nvflare system disable-client {LAKESIDE} --startup-kit {year.kit(OPERATOR)} --force"
-    year.at(OPERATOR, line)
+    year.disable(LAKESIDE)
     year.party(LAKESIDE, "suture doctor .", "^error +registration: .*disabled", code=1, seconds=60)
-    year.stop(LAKESIDE)
-    year.party(LAKESIDE, "startup/start.sh > start.log 2>&1")
-    time.sleep(20)
-    assert f"{LAKESIDE} (" not in year.lead("status", HARBOR)
+    year.stop(LAKESIDE, SERVER)
+    year.start(SERVER)
+    year.party(LAKESIDE, "startup/start.sh")
+    year.lead("status", rf"\b{HARBOR} \(", rf"\b{NORTHFIELD} \(", seconds=90)
+    year.party(LAKESIDE, "suture doctor .", "^error +registration: .*disabled", code=1)
+    assert f"{LAKESIDE} (" not in year.lead("status")
+
+
+def leave(year: Year) -> None:
+    year.stop(NORTHFIELD)
+    year.party(NORTHFIELD, "suture ledger . --json > released.json")
+    year.party(NORTHFIELD, "cat released.json", '"experiments": 1,', year.jobs[2])
+    year.disable(NORTHFIELD)
+    year.lead("status --check --study autumn", f"^{NORTHFIELD} is ", code=1, seconds=90)
 
 
 def clean(year: Year) -> None:
@@ -269,11 +280,25 @@ def clean(year: Year) -> None:
 
 
 def audit(year: Year) -> None:
-    year.party(HARBOR, "suture ledger .", "^experiments: 3 ")
-    for job in year.jobs:
-        year.lead("status", f"^{job} +FINISHED:COMPLETED")
-        year.party(SERVER, f"grep -h {LEAD} audit.log", "submit_job")
+    lines = (f"job {job} of {LEAD}$" for job in year.jobs)
+    year.party(HARBOR, "suture ledger .", "^experiments: 3 ", *lines)
+    for job, study in zip(year.jobs, ("spring", "spring", "autumn"), strict=True):
+        year.lead(f"status --study {study}", f"^{job} +FINISHED:COMPLETED")
     year.lead(f"results {year.jobs[2]} --out runs/audit --study autumn", "^report: ")
+    year.party(SERVER, "cat audit.log", f"U={LEAD}.*submit_job", f"U={OPERATOR}.*disable_client")
+
+
+def not_run(logs: Path) -> list[str]:
+    """The commands of the documentation that no log has."""
+    run = "".join(path.read_text() for path in logs.glob("*.txt"))
+    missing = []
+    for page, title in (("deployment", "Administer a network"), ("recovery", "Back up and restore")):
+        text = (ROOT / "docs" / f"{page}.md").read_text().partition(f"## {title}")[2].partition("\n## ")[0]
+        shown = text.partition("**Renew after")[0]  # `nvflare provision` has a test of its own
+        for line in re.findall(r"^ {4}([a-z].+?)(?: {2,}#.*)?$", shown, re.MULTILINE):
+            pattern = re.escape(line).replace(re.escape("SHA256:..."), "SHA256:.+").replace("KIT", ".+")
+            missing += [] if re.search(rf"\$ {pattern}$", run, re.MULTILINE) else [line]
+    return missing
 
 
 def main(out: Path | None = None) -> None:
@@ -282,11 +307,11 @@ def main(out: Path | None = None) -> None:
     Args:
         out: folder of all hosts and of the log; by default one that is deleted.
     """
+    rows: list[tuple[str, int, str]] = []
+    failed = ""
     with tempfile.TemporaryDirectory() as temporary:
         year = Year((out or Path(temporary)).resolve())
         (logs := year.log).mkdir(parents=True)
-        rows: list[tuple[str, int, str]] = []
-        failed = ""
         try:
             for number, step in enumerate(STEPS, 1):
                 year.log, begun = logs / f"{number:02d}-{step.__name__}.txt", time.monotonic()
@@ -298,6 +323,8 @@ def main(out: Path | None = None) -> None:
                 rows.append((name, seconds, "no" if failed else "ok"))
                 if failed:
                     break
+            else:
+                failed = "\n".join(f"no step ran this line of docs/: {line}" for line in not_run(logs))
         finally:
             year.end()
     show(("step", "seconds", "ok"), [*rows, ("all", sum(row[1] for row in rows), rows[-1][2])])
@@ -315,6 +342,7 @@ STEPS = (
     upgrade_a_site,
     add_a_site_and_run_in_autumn,
     revoke_a_site,
+    leave,
     clean,
     audit,
 )

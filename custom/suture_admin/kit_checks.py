@@ -52,7 +52,7 @@ _SOON = timedelta(days=30)
 _WAIT = 5.0
 _VERDICT = 2.0
 """Seconds for which a server may refuse a certificate after the handshake."""
-_ANEW = "have this kit provisioned again (docs/deployment.md, Renew and revoke certificates)"
+_ANEW = "have this kit provisioned again (docs/deployment.md, Administer a network)"
 _RESTORE = "restore it from the startup kit's archive"
 
 STORE = "NVFL_JOB_STORE_ROOT"
@@ -214,7 +214,7 @@ def _proxy(kit: Kit) -> SplitResult | None:
     proxy = urlsplit(first("grpc_proxy", "https_proxy", "http_proxy"))
     without = [name.strip().lstrip(".") for name in first("no_grpc_proxy", "no_proxy").split(",")]
     direct = any(name and f".{kit.host}".endswith(f".{name}") for name in without)
-    used = kit.role != "server" and kit.scheme == "grpc" and proxy.scheme == "http" and not direct
+    used = kit.role != "server" and "grpc" in kit.scheme and proxy.scheme == "http" and not direct
     return proxy if used else None
 
 
