@@ -276,7 +276,8 @@ def clean(year: Year) -> None:
     for host in (SERVER, HARBOR):
         year.party(host, f"find . -exec touch -h -d '{PAST} days ago' {{}} +")
         year.party(host, "suture clean . --days 30", "^states of experiment", "can be deleted")
-        year.party(host, "suture clean . --days 30 --yes", "^deleted: states", "^deleted: job")
+        year.party(host, "suture clean . --days 30 --yes", "^deleted: states")
+    assert not any((year.kit(HARBOR) / job).exists() for job in year.jobs), "a folder of a job is left"
 
 
 def audit(year: Year) -> None:
@@ -285,7 +286,7 @@ def audit(year: Year) -> None:
     for job, study in zip(year.jobs, ("spring", "spring", "autumn"), strict=True):
         year.lead(f"status --study {study}", f"^{job} +FINISHED:COMPLETED")
     year.lead(f"results {year.jobs[2]} --out runs/audit --study autumn", "^report: ")
-    year.party(SERVER, "cat audit.log", f"U={LEAD}.*submit_job", f"U={OPERATOR}.*disable_client")
+    year.party(SERVER, "cat audit.log", f"U:{LEAD}.*submit_job", f"U:{OPERATOR}.*disable_client")
 
 
 def not_run(logs: Path) -> list[str]:
