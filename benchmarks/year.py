@@ -33,6 +33,9 @@ SETTINGS = "--set images=60 --set held_out=30 --set model.size=32"
 PAST = 40
 """Days that have passed, for the files, when they are cleaned."""
 
+LONGEST = 300
+"""Seconds for which a line is repeated on a busy machine."""
+
 
 class Year:
     """The hosts of a network, and the log of what was done at them.
@@ -143,14 +146,14 @@ class Year:
         for host in hosts:
             self.party(host, "startup/start.sh")
         for host in hosts:
-            self.lead("status", rf"\b{host} \(" if host in SITES else "last contact", seconds=90)
+            self.lead("status", rf"\b{host} \(" if host in SITES else "last contact", seconds=LONGEST)
 
     def stop(self, *hosts: str) -> None:
         """Stop parties as their administrators do."""
         for host in hosts:
             self.party(host, "echo y | startup/stop_fl.sh", "Shutdown request created")
         for host in hosts:
-            self.party(host, "test ! -e daemon_pid.fl", seconds=60)
+            self.party(host, "test ! -e daemon_pid.fl", seconds=LONGEST)
 
     def disable(self, site: str) -> None:
         """Have the server refuse a site."""
@@ -168,8 +171,9 @@ class Year:
         for path in self.folder.glob("*/workspace/suture/prod_00/*/*pid.fl"):
             with suppress(psutil.NoSuchProcess, ValueError):
                 top = psutil.Process(int(path.read_text()))
-                for process in (top, *top.children(recursive=True)):
-                    process.kill()
+                if str(path.parent) in " ".join(top.cmdline()):
+                    for process in (top, *top.children(recursive=True)):
+                        process.kill()
 
 
 def make_keys_at_the_sites(year: Year) -> None:
@@ -203,9 +207,9 @@ def run_in_spring(year: Year) -> None:
 
 def lose_sight_of_a_site(year: Year) -> None:
     year.party(HARBOR, "kill -STOP $(cat pid.fl)")
-    year.lead("status --check", "^harbor is silent", code=1, seconds=90)
+    year.lead("status --check", "^harbor is silent", code=1, seconds=LONGEST)
     year.party(HARBOR, "kill -CONT $(cat pid.fl)")
-    year.lead("status --check", seconds=60)
+    year.lead("status --check", seconds=LONGEST)
 
 
 def renew_a_certificate(year: Year) -> None:
@@ -255,11 +259,11 @@ def add_a_site_and_run_in_autumn(year: Year) -> None:
 
 def revoke_a_site(year: Year) -> None:
     year.disable(LAKESIDE)
-    year.party(LAKESIDE, "suture doctor .", "^error +registration: .*disabled", code=1, seconds=60)
+    year.party(LAKESIDE, "suture doctor .", "^error +registration: .*disabled", code=1, seconds=LONGEST)
     year.stop(LAKESIDE, SERVER)
     year.start(SERVER)
     year.party(LAKESIDE, "startup/start.sh")
-    year.lead("status", rf"\b{HARBOR} \(", rf"\b{NORTHFIELD} \(", seconds=90)
+    year.lead("status", rf"\b{HARBOR} \(", rf"\b{NORTHFIELD} \(", seconds=LONGEST)
     year.party(LAKESIDE, "suture doctor .", "^error +registration: .*disabled", code=1)
     assert f"{LAKESIDE} (" not in year.lead("status")
 
@@ -269,7 +273,7 @@ def leave(year: Year) -> None:
     year.party(NORTHFIELD, "suture ledger . --json > released.json")
     year.party(NORTHFIELD, "cat released.json", '"experiments": 1,', year.jobs[2])
     year.disable(NORTHFIELD)
-    year.lead("status --check --study autumn", f"^{NORTHFIELD} is ", code=1, seconds=90)
+    year.lead("status --check --study autumn", f"^{NORTHFIELD} is ", code=1, seconds=LONGEST)
 
 
 def clean(year: Year) -> None:
