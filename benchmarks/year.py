@@ -278,7 +278,9 @@ def leave(year: Year) -> None:
 
 def clean(year: Year) -> None:
     for host in (SERVER, HARBOR):
-        year.party(host, f"find . -exec touch -h -d '{PAST} days ago' {{}} +")
+        for path in year.kit(host).rglob("*"):  # in their order: the last task says whether a run has ended
+            then = path.lstat().st_mtime - PAST * 86_400
+            os.utime(path, (then, then), follow_symlinks=False)
         year.party(host, "suture clean . --days 30", "^states of experiment", "can be deleted")
         year.party(host, "suture clean . --days 30 --yes", "^deleted: states")
     assert not any((year.kit(HARBOR) / job).exists() for job in year.jobs), "a folder of a job is left"
