@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-rest test-all nightly faults fuzz bench canary flwr docs pictures install lint clean
+.PHONY: demo test test-rest test-all nightly faults year fuzz bench canary flwr docs pictures install lint clean
 .PHONY: cpu lowest dist requirements sbom publish lint-files
 
 demo: $(VENV)/.demo
@@ -33,6 +33,10 @@ REPEATS ?= 3
 faults: install
 	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
+
+# The administration of a network on this machine: joins, backups, renewals and more. Ten minutes.
+year: install
+	$(BIN)/python benchmarks/year.py
 
 # A million mutated inputs of each reader: hours. START goes on at a later seed.
 CASES ?= 1000000

@@ -33,18 +33,23 @@ def status(
         bool,
         typer.Option(
             "--check",
-            help="End with exit code 1 where a site is silent, missing or refused, or the job has failed.",
+            help="End with exit code 1 where a site is silent, missing or refused, a job has failed, or the "
+            "disk of the startup kit is nearly full.",
         ),
     ] = False,
+    silent: Annotated[
+        float, typer.Option(min=1, help="Minutes after its last contact from which a site is silent.")
+    ] = 1,
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture_admin.kits import admin_kit
-    from suture_admin.monitor import federation_state, job_state
+    from suture_admin.monitor import federation_state, full_disk, job_state
     from suture_admin.session import connect
 
     kit = admin_kit(startup_kit, env, study)
     with connect(kit) as federation:
-        found = job_state(federation, job_id) if job_id else federation_state(federation)
+        found = job_state(federation, job_id) if job_id else federation_state(federation, silent)
+    found["faults"] += full_disk(kit.folder)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     elif job_id:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import ssl
 import stat
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.client import HTTPConnection
 from typing import Literal
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -40,8 +44,11 @@ _SOON = timedelta(days=30)
 _WAIT = 5.0
 _VERDICT = 2.0
 """Seconds for which a server may refuse a certificate after the handshake."""
-_ANEW = "have this kit provisioned again (docs/deployment.md, Renew and revoke certificates)"
+_ANEW = "have this kit provisioned again (docs/deployment.md, Administer a network)"
 _RESTORE = "restore it from the startup kit's archive"
+
+STORE = "NVFL_JOB_STORE_ROOT"
+"""The variable by which FLARE has another folder for a server's jobs."""
 
 _Status = Literal["ok", "warning", "error"]
 
@@ -153,11 +160,13 @@ def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:
 def check_connection(kit: Kit) -> Iterator[Finding]:
     """Connect to the server's port with mutual TLS; on the server's own machine the port may also be free."""
     host = "localhost" if kit.role == "server" else kit.host
+    proxy = _proxy(kit)
     where = f"{host}:{kit.port}"
+    where += f" through the proxy {proxy.netloc.rpartition('@')[2]}" if proxy else ""
     try:
-        plain = socket.create_connection((host, kit.port), timeout=_WAIT)
+        plain = _open(host, kit.port, proxy)
     except socket.gaierror as problem:
-        text = f"the name {host} has no address ({problem})"
+        text = f"the name {proxy.hostname if proxy else host} has no address ({problem})"
         yield error("connection", text, "add it to the DNS or to /etc/hosts")
         return
     except OSError as problem:
@@ -186,6 +195,34 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
         text = f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}"
         remedy = "another party answers in place of the server: examine the name's address and that machine"
         yield error("connection", text, remedy)
+
+
+def _proxy(kit: Kit) -> SplitResult | None:
+    """Return the proxy that gRPC takes to the server from the environment; other schemes take none."""
+
+    def first(*names: str) -> str:  # in small letters alone; an empty one counts
+        return next((os.environ[name] for name in names if name in os.environ), "")
+
+    proxy = urlsplit(first("grpc_proxy", "https_proxy", "http_proxy"))
+    without = [name.strip().lstrip(".") for name in first("no_grpc_proxy", "no_proxy").split(",")]
+    direct = any(name and f".{kit.host}".endswith(f".{name}") for name in without)
+    used = kit.role != "server" and "grpc" in kit.scheme and proxy.scheme == "http" and not direct
+    return proxy if used else None
+
+
+def _open(host: str, port: int, proxy: SplitResult | None) -> socket.socket:
+    """Open a TCP connection, through a proxy if there is one.
+
+    Raises:
+        OSError: nobody answers, or the proxy refuses.
+    """
+    if proxy is None:
+        return socket.create_connection((host, port), timeout=_WAIT)
+    login = b64encode(unquote(proxy.netloc.rpartition("@")[0]).encode()).decode()
+    tunnel = HTTPConnection(str(proxy.hostname), proxy.port, timeout=_WAIT)
+    tunnel.set_tunnel(host, port, {"Proxy-Authorization": f"Basic {login}"} if login else {})
+    tunnel.connect()
+    return tunnel.sock
 
 
 def _registration(kit: Kit) -> Finding:
@@ -363,6 +400,9 @@ def _ways_round(kit: Kit) -> Iterator[Finding]:
 
 def _storage(kit: Kit) -> Iterator[Finding]:
     """Check whether other servers or users of the machine have the jobs of this one, with their results."""
+    if (elsewhere := os.environ.get(STORE)) and kit.role == "server":
+        text = f"FLARE stores jobs in {elsewhere}, which {STORE} names, whatever {kit.folder} says"
+        yield warning("storage of jobs", text, f"unset {STORE}, also for the service that starts the server")
     for name, folder in storages(kit).items():
         if text := exposed(folder):
             remedy = f"{_policy(kit)}: stores them in the kit from now on; then remove what is its own there"

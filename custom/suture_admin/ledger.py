@@ -33,6 +33,7 @@ class _BudgetLine:
         steps: of DP-SGD, with their noise and rate: ``60 steps, σ 1.4, q 0.13``; empty without any.
         figures: number of figures of each class.
         numbers: number of other numbers that noise does not protect.
+        jobs: FLARE's ids of those that requested them, each with its submitter.
     """
 
     experiment: str
@@ -46,6 +47,7 @@ class _BudgetLine:
     figures: Mapping[str, int]
     numbers: int
     last: str
+    jobs: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ def _line(group: Sequence[Release]) -> _BudgetLine:
         dict(told.figures),
         sum(r.numbers for r in group),
         last.time,
+        {release.job: release.submitter for release in group if release.job},
     )
 
 
@@ -192,6 +195,8 @@ def ledger_totals(found: Statement) -> Iterator[str]:
         f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g} (max_epsilon: {bound})"
     )
     yield f"experiments: {found.experiments} (max_experiments: {_describe_left(found.max_experiments)})"
+    for line in found.lines:
+        yield from (f"{line.experiment}: job {job} of {user or 'no user'}" for job, user in line.jobs.items())
     if labels := found.labels:
         parents = number_of(sum(map(len, labels.parents.values())), "parent")
         since = f"since {labels.time[:10]} (digest {str(labels.digest)[:12]})"

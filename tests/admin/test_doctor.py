@@ -8,7 +8,9 @@ import socket
 import ssl
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ from suture.federation.state_files import EXPERIMENTS
 from suture.flare.kit import read_kit
 from suture_admin import doctor, kit_checks
 from suture_admin.doctor import examine
-from suture_admin.kit_checks import Finding
+from suture_admin.kit_checks import Finding, check_connection
 from suture_admin.policy import FILTER, PRIVACY, allow_classes, make_strict, survive
 from world import exit_of, suture
 
@@ -35,6 +37,8 @@ def refusal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Why servers refuse to register a site; in place of FLARE's connection to them."""
     reasons = [""]
     monkeypatch.setattr(kit_checks, "refusal", lambda _: reasons[-1])
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
     return reasons
 
 
@@ -255,8 +259,14 @@ def test_one_broken_file_or_an_unforeseen_failure_ends_no_other_check(
 
 
 @contextlib.contextmanager
-def listening(kit: Callable[[int], Path | None], *, grpc: bool = False) -> Iterator[int]:
-    """A server at a port: with TLS and the certificate of a kit, or another program."""
+def listening(
+    kit: Callable[[int], Path | None], *, grpc: bool = False, proxied: list[str] | None = None
+) -> Iterator[int]:
+    """A server at a port: with TLS and the certificate of a kit, or another program.
+
+    Args:
+        proxied: gets the first line of who connects; a proxy stands before the server.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         folder = kit(port)
@@ -267,6 +277,9 @@ def listening(kit: Callable[[int], Path | None], *, grpc: bool = False) -> Itera
                 if not folder:
                     plain.sendall(b"220 hello\r\n")
                     return
+                if proxied is not None:
+                    proxied.extend(plain.recv(1000).decode().splitlines())
+                    plain.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 own = next((folder / "startup").glob("*.crt"))
                 context.load_cert_chain(own, own.with_suffix(".key"))
@@ -331,6 +344,44 @@ def test_a_site_that_the_server_refuses_is_told_so_over_grpc(
     registration = found["registration"]
     assert (registration.status, reason in registration.text) == ("error" if reason else "ok", True)
     assert ("enable-client harbor" in registration.remedy) is bool(reason)
+
+
+PROXY = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "environment", "used"),
+    [
+        ("grpc", {"https_proxy": PROXY}, True),
+        ("grpc", {"grpc_proxy": PROXY, "http_proxy": "http://else.invalid", "no_proxy": "calhost"}, True),
+        ("grpc", {"grpc_proxy": PROXY, "no_grpc_proxy": "", "no_proxy": "localhost"}, True),
+        ("grpc", {"grpc_proxy": PROXY, "no_proxy": "else.invalid, .localhost"}, False),
+        ("grpc", {"grpc_proxy": "", "https_proxy": PROXY}, False),
+        ("grpc", {"HTTPS_PROXY": PROXY}, False),
+        ("tcp", {"grpc_proxy": PROXY}, False),
+    ],
+)
+def test_a_proxy_is_taken_where_grpc_takes_one(
+    scheme: str, environment: dict[str, str], used: bool, make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (found,) = check_connection(replace(read_kit(make_kit()), scheme=scheme))
+    assert (found.status, "proxy 127.0.0.1:1 " in found.text) == ("error", used)
+
+
+def test_the_server_is_examined_through_a_proxy_with_a_password(
+    make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    with listening(lambda _: make_kit("server", "server"), grpc=True, proxied=asked) as port:
+        monkeypatch.setenv("grpc_proxy", f"http://me:s%40y@127.0.0.1:{port}")
+        found, *_ = check_connection(
+            replace(read_kit(make_kit()), scheme="grpc", host="a.invalid", port=8002)
+        )
+    assert (found.status, "s%40y" in found.text) == ("ok", False)
+    assert asked[0].startswith("CONNECT a.invalid:8002 HTTP/1.")
+    assert f"Proxy-Authorization: Basic {b64encode(b'me:s@y').decode()}" in asked
 
 
 def test_the_command_prints_json_and_fails_on_errors(

@@ -195,7 +195,7 @@ def test_the_ledgers_tables_fit_80_columns_with_every_number_whole() -> None:
     figures = {"Pleural_Thickening": 123456}
     of = {"experiment": LONG, "clip": 0.125, "noise": 0.0, "delta": 1e-5, "answers": 1234, "updates": 1200}
     rest = {"epsilon": 3.97, "steps": "1200 steps, σ 1.51, q 0.13", "figures": figures, "numbers": 7654321}
-    line = _BudgetLine(**of, **rest, last="2026-11-26T08:15:30")
+    line = _BudgetLine(**of, **rest, last="2026-11-26T08:15:30", jobs={})
     one = {"Pleural_Thickening": 9000}
     spent = Spent(3.97, 1200, 0, 1, 123456, 7654321)
     found = Statement([line], spent, 1e-5, figures, {LONG: 766}, {LONG: 3}, one, 1, 50, 10.0, [], [], None)

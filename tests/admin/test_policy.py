@@ -364,7 +364,7 @@ def warned(kit: Kit) -> set[str]:
 
 @pytest.mark.parametrize("words", [[], ["--loose"]])
 def test_a_storage_that_everybody_can_read_is_found_and_moved(
-    words: list[str], server: Kit, public: Path, site: Kit
+    words: list[str], server: Kit, public: Path, site: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert warned(server) == {"storage of jobs", "storage of snapshots"}
     (public / "jobs-storage").mkdir(mode=0o755)
@@ -377,6 +377,9 @@ def test_a_storage_that_everybody_can_read_is_found_and_moved(
     persistor = read_kit_json(policy_file(server, "resources"))["snapshot_persistor"]
     assert persistor["args"]["storage"]["args"] == {"root_dir": str(own / "snapshots"), "uri_root": "/"}
     assert storages(site) == {}
+    monkeypatch.setenv("NVFL_JOB_STORE_ROOT", str(public))
+    assert warned(server) == {"storage of jobs"}
+    assert not warned(site)
 
 
 @pytest.mark.parametrize("shared", [False, True])

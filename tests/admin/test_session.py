@@ -19,10 +19,9 @@ from startup_kits import MakeKit
 from own_clock import own_clock
 from suture.core.errors import ConfigError
 from suture.flare.kit import Kit, kits_in, project_admin, read_kit
-from suture_admin import session
+from suture_admin import monitor, session
 from suture_admin.job_commands import results, status
 from suture_admin.kits import admin_kit, options_of
-from suture_admin.monitor import SILENT
 from suture_admin.session import NoAnswer, connect, wait_for_sites
 from world import refused
 
@@ -148,7 +147,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, serve: Serve, capsys: pytest.CaptureFix
     """Runs `suture status`; returns its exit code and what it prints."""
     own_clock(monkeypatch, "suture_admin.monitor", time=lambda: NOW)
 
-    def ask(server: FlareServer, *job: str, **options: bool) -> tuple[int, str]:
+    def ask(server: FlareServer, *job: str, **options: Any) -> tuple[int, str]:
         serve(server)
         try:
             status(*job, **options)
@@ -162,13 +161,14 @@ def ask(monkeypatch: pytest.MonkeyPatch, serve: Serve, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("silent", "job", "fault"),
     [
-        (SILENT - 1, "RUNNING", ""),
-        (SILENT, "RUNNING", "b is silent"),
+        (59, "RUNNING", ""),
+        (60, "RUNNING", "b is silent"),
         (600, "RUNNING", "b is not connected, and job j runs with it"),
-        (600, "FINISHED:COMPLETED", ""),
+        (600, "FINISHED:COMPLETED", "b is not connected, and job j was the last with it"),
+        (0, "FINISHED:EXECUTION_EXCEPTION", "job j failed: FINISHED:EXECUTION_EXCEPTION"),
     ],
 )
-def test_a_silent_site_and_one_that_a_job_lacks_are_found(
+def test_a_silent_site_one_that_a_job_lacks_and_a_failure_are_found(
     silent: float, job: str, fault: str, ask: Ask
 ) -> None:
     server = federation(silent, job)
@@ -181,6 +181,14 @@ def test_a_silent_site_and_one_that_a_job_lacks_are_found(
     assert found["sites"]["a"] == {"last_contact": "1970-01-12T13:46:40+00:00", "seconds": 0}
     assert [one["status"] for one in found["jobs"]] == [job]
     assert silent == 600 or f"b ({silent:.0f} s ago)" in said
+    assert ask(server, check=True, silent=2)[0] == bool(fault and silent != 60)
+
+
+@pytest.mark.parametrize("job", [(), ("j",)])
+def test_cron_hears_of_a_full_disk(job: tuple[str], ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, code in ((2**30, 0), (2**30 - 1, 1)):
+        monkeypatch.setattr(monitor.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert ask(federation(0, "RUNNING"), *job, check=True)[0] == code
 
 
 ROUND = {"event": "round", "round": 84}
@@ -205,6 +213,10 @@ def test_a_job_has_its_number_of_rounds_and_its_sites_their_last_state(
     server = federation(0, "RUNNING", event, ROUND, DONE)
     code, said = ask(server, "j", check=True)
     assert (code, "round 84 of 100" in said, (fault or "") in said) == (bool(fault), True, True)
+    assert (ask(server, check=True)[0], json.loads(ask(server, as_json=True)[1])["faults"]) == (
+        bool(fault),
+        [f"job j: {fault}"] if fault else [],
+    )
     found = json.loads(ask(server, "j", as_json=True)[1])
     assert (found["round"], found["rounds"], found["faults"]) == (84, 100, [fault] if fault else [])
 

@@ -25,9 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text()
 HOSTS, SECTION = (
     PAGE.partition(f"## {title}")[2].partition("\n## ")[0]
-    for title in ("Set up real hosts", "Renew and revoke certificates")
+    for title in ("Set up real hosts", "Administer a network")
 )
-RENEW = re.findall(r"^ {4}(.+?)(?: {2,}#.*)?$", SECTION, re.MULTILINE)
+PROVISIONED = SECTION.partition("**Renew after")[2]
+RENEW = re.findall(r"^ {4}(.+?)(?: {2,}#.*)?$", PROVISIONED, re.MULTILINE)
 
 Run = Callable[..., None]
 

@@ -34,6 +34,7 @@ from suture.models import ModelSpec
 from suture.models.priors import PriorSpec
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
 from suture.protocol.packing import unpack
+from suture_admin.ledger import ledger_totals, read_statement
 from suture_papers.fedmas.fedmas import FedMAS
 from world import refused, site_config, write_table
 
@@ -314,6 +315,19 @@ def test_a_site_abstains_from_the_job_of_another(house: Any) -> None:
     assert answer(own.site(THEIRS)) == Abstain("configuration", "NotOwner")
     assert digest(state) == before
     assert isinstance(answer(own.site(MINE)), SiteInfo)
+
+
+def test_the_ledger_names_the_job_and_its_submitter(house: Any) -> None:
+    own: House = house()
+    for name, job in ((MINE, "one"), ((f"x\x1b{MINE[0]}" * 9, MINE[1]), "two"), (None, "three")):
+        plan = {**own.federation.plan.to_dict(), "experiment": job}
+        assert isinstance(answer(own.site(name, plan, job)), SiteInfo)
+    lines = (own.folder / "local" / "state" / "ledger.jsonl").read_text().splitlines()
+    first, second, third = ((line["job"], line["submitter"]) for line in map(json.loads, lines))
+    assert (first, third) == (("one", MINE[0]), ("three", ""))
+    assert (second[0], len(second[1]), "\x1b" in second[1]) == ("two", 80, False)
+    said = list(ledger_totals(read_statement(own.folder)))
+    assert f"one: job one of {MINE[0]}" in said
 
 
 def test_a_simulation_has_no_users_and_a_broken_list_shares_nothing(house: Any) -> None:

@@ -24,10 +24,10 @@ from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
 from suture.federation.ownership import OWNER
 from suture.federation.state_files import EXPERIMENTS
-from suture.flare.kit import Kit, read_kit_json
+from suture.flare.kit import Kit, change_policy, components_of, policy_file, read_kit_json
 from suture.flare.recipe import export_job
 from suture_admin.doctor import examine
-from suture_admin.kit_checks import check_connection
+from suture_admin.kit_checks import check_connection, check_policy
 from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate
 from suture_admin.policy import allow_packages, storages
 from suture_admin.remote import Submission, submit
@@ -38,6 +38,22 @@ pytestmark = [pytest.mark.complete, pytest.mark.xdist_group("strict federation")
 
 SMALL = ["rounds=1", "epochs=1"]
 MINE, THEIRS = "lead@suture.org", "other@elsewhere.org"
+
+CLIENT = """
+from pathlib import Path
+
+def initialize(**where):
+    pass
+
+class statsd:
+    @staticmethod
+    def gauge(name, value, tags):
+        with Path(__file__).with_name("sent.txt").open("a") as sent:
+            print(*tags, name, file=sent)
+
+    increment = gauge
+"""
+"""In place of the client of `nvflare[monitoring]`."""
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +66,27 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     project |= {"api_version": 4, "studies": {"heart": enrolled, "lungs": enrolled, "closed": {}}}
     project["studies"]["alone"] = {"site_orgs": {"alpha": ["alpha"]}, "admins": [MINE]}
     install(root / "installed")
+    (root / "installed" / "datadog.py").write_text(CLIENT)
     path = os.pathsep.join([str(root / "installed"), os.environ.get("PYTHONPATH", "")])
     with provisioned(root, project, PYTHONPATH=path) as made:
         shutil.rmtree(small_study(root / "study", images=100, least=2) / "gamma")
         job = load_job(root / "study")
         place_configs(job, *simulate(job, root), made.kits)
+        for kit in (made.server, made.sites["alpha"]):
+            watch(kit)
         _set_policies(job, made.kits, loose=False)
         allow_packages(made.sites["alpha"], [f"{MODULE}."])
         yield made
+
+
+def watch(kit: Kit) -> None:
+    """Have a party send FLARE's metrics to StatsD."""
+    reporter = {"path": "nvflare.fuel_opt.statsd.statsd_reporter.StatsDReporter", "args": {"site": kit.name}}
+    collector = "nvflare.metrics.system_metrics_collector.SysMetricsCollector"
+    metrics = {"path": collector, "args": {"tags": {"site": kit.name}}}
+    own = components_of(policy_file(kit, "resources"))
+    added = [{"id": "statsd", **reporter}, {"id": "metrics", **metrics}]
+    change_policy(kit, "resources", components=[*own, *added])
 
 
 def of(federation: Federation, user: str, study: str) -> Kit:
@@ -108,6 +137,10 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     name = read_kit_json(out / "run.json")["experiment"]
     for party in (server, *federation.sites.values()):
         assert owner(party, name) == (MINE, "coordinator", "heart")
+    sent = (federation.root / "installed" / "sent.txt").read_text()
+    assert "site:server _client_heartbeat" in sent
+    assert "site:alpha _before_job_launch" in sent
+    assert all(found.status == "ok" for found in check_policy(server))
     assert storages(server)["jobs"].is_dir()
     model = experiment(server, name) / "model" / "model.safetensors"
     before = hashlib.sha256(model.read_bytes()).digest()

@@ -20,10 +20,12 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.core.errors import Aborted, ConfigError, RejectedUpdate
+from suture.core.escaping import printable
 from suture.data.batch import abortable
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
+from suture.federation.site.ledger import Requester
 from suture.federation.site.releases import SiteAnswer
 from suture.federation.site.site import Site
 from suture.federation.state_files import experiment_folder
@@ -140,7 +142,9 @@ class SiteExecutor(Executor):
         claim_experiment(folder, fl_ctx)
         kits = plan.secure_aggregation is not None and not is_simulated()
         identity = KitIdentity(root) if kits else None
-        return Site(name, config, plan, self.rounds, folder, identity=identity)
+        submitter = printable(meta.get(JobMetaKey.SUBMITTER_NAME) or "", 80)
+        requester = Requester(str(fl_ctx.get_job_id()), submitter)
+        return Site(name, config, plan, self.rounds, folder, identity=identity, requester=requester)
 
 
 RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())

@@ -262,6 +262,17 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
 
 LEDGER_FILE = "ledger.jsonl"
 
+
+@dataclass(frozen=True)
+class Requester:
+    """For whom a site works: FLARE's id of the job, and its submitter; empty where there is no such thing."""
+
+    job: str = ""
+    submitter: str = ""
+
+
+NOBODY = Requester()
+
 _ONCE = ("train", "calibrate", "evaluate")
 """Tasks that a site answers once, but for those that come again."""
 
@@ -285,6 +296,7 @@ class Release:
         numbers: number of other numbers that no noise protects: losses, counts, weights, scalars.
         answer: BLAKE3 of the answer; see `digest`. Empty where ε was spent before one: on the number of
             patients, or on a round that was computed again for a lost state.
+        job, submitter: FLARE's id of the job that requested it, and the user, as the server states them.
     """
 
     time: str
@@ -302,6 +314,8 @@ class Release:
     figures: dict[str, int] = Field(default_factory=dict)
     numbers: int = 0
     answer: str = ""
+    job: str = ""
+    submitter: str = ""
 
     @property
     def key(self) -> _Key:
@@ -337,10 +351,17 @@ class Ledger:
         limits: the site's budgets.
         own: folder of the experiment that writes; None to read alone. That of a run on one machine lies in
             the run.
+        requester: that each new line names.
     """
 
-    def __init__(self, path: Path, limits: PrivacyConfig, own: Path | None = None) -> None:
-        self._path, self._limits, self._own = path, limits, own
+    def __init__(
+        self,
+        path: Path,
+        limits: PrivacyConfig,
+        own: Path | None = None,
+        requester: Requester = NOBODY,
+    ) -> None:
+        self._path, self._limits, self._own, self._requester = path, limits, own, requester
         self._chain, self._releases, self._tally = Chain(path, RELEASE), list[Release](), _Tally()
         self._compared = False  # with the anchors of all experiments, since the file is the one that it is
 
@@ -573,7 +594,7 @@ class Ledger:
             # Without an answer it is the cost of steps alone, and those are never the same ones.
             if not new.answer or (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
-                self._chain.append(new)
+                self._chain.append(replace(new, **vars(self._requester)))
                 self.releases()
             digest, lines = self._chain.digest, self._chain.lines
         # After the ledger, and not synchronised: an anchor that is behind names a line that the ledger has.

@@ -34,7 +34,7 @@ from suture.core.validation import OPEN, in_words, parse
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.federation.plan import Plan, round_context
-from suture.federation.site.ledger import LEDGER_FILE, RELEASE, Ledger, Release
+from suture.federation.site.ledger import LEDGER_FILE, NOBODY, RELEASE, Ledger, Release, Requester
 from suture.federation.state_files import Rounds, read_state
 from suture.learning.dp_sgd import PatientPrivacy, gaussian
 from suture.learning.evaluation import NOTHING, counts_of
@@ -207,10 +207,14 @@ class Releases:
     Args:
         rounds: of the run.
         folder: of the experiment at the site. Its ledger lies two folders above, unless `config` says where.
+        requester: that the ledger names.
     """
 
-    def __init__(self, plan: Plan, config: SiteConfig, rounds: int, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, config: SiteConfig, rounds: int, folder: Path, requester: Requester = NOBODY
+    ) -> None:
         self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
+        self._requester = requester
         self._privacy = config.privacy
         self.first_counts = FirstCounts(folder)
         self._patients: PatientPrivacy | None = None  # once it is planned
@@ -220,7 +224,7 @@ class Releases:
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
         folder = self._config.storage.ledger or self._folder.parents[1]
-        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder)
+        ledger = Ledger(folder / LEDGER_FILE, self._privacy, self._folder, self._requester)
         ledger.begin()
         return ledger
 

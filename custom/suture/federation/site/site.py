@@ -26,6 +26,7 @@ from suture.core.runtime import check_device, device_name
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
+from suture.federation.site.ledger import NOBODY, Requester
 from suture.federation.site.masks import SiteMasks
 from suture.federation.site.releases import Releases, SiteAnswer
 from suture.federation.site.trainer import States, Trainer, own_part_of
@@ -99,6 +100,7 @@ class Site:
             directory: `experiment_folder`.
         load: reads its data; by default as its suture.toml says.
         identity: signs its keys of secure aggregation; by default a key of this process.
+        requester: the job that it works for, which its ledger names.
     """
 
     def __init__(
@@ -110,11 +112,12 @@ class Site:
         folder: Path,
         load: Callable[[], SiteSamples] | None = None,
         identity: Identity | None = None,
+        requester: Requester = NOBODY,
     ) -> None:
         self.name, self.config, self.plan, self.rounds, self.folder = name, config, plan, rounds, folder
         self.states = States(name, plan, config.training, folder)
         self.trainer = Trainer(name, config, plan, self.states, folder, load)
-        self.releases = Releases(plan, config, rounds, folder)
+        self.releases = Releases(plan, config, rounds, folder, requester)
         self.masks = SiteMasks(name, plan, rounds, folder, identity or Identity())
         self._lock: FolderLock | None = None  # from the first task on
         self._consents = False  # to its plan, under its configuration: neither changes
