@@ -40,12 +40,6 @@ def test_the_corrected_test_by_hand() -> None:
     assert found.p == pytest.approx(2 * stats.t.sf(0.021 / 0.0049749, 4), rel=1e-4)
 
 
-def test_without_overlap_it_is_the_paired_t_test() -> None:
-    found, known = corrected_resampled(FIVE, 0, 1), stats.ttest_1samp(FIVE, 0.0)
-    assert found.p == pytest.approx(known.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval(0.95)))
-
-
 def test_one_run_or_equal_runs_are_not_tested() -> None:
     assert math.isnan(corrected_resampled([], 1, 4).mean)
     one = corrected_resampled([0.1], 1, 4)
