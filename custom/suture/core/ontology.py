@@ -263,7 +263,7 @@ class _Rules:
         self, present: NDArray[np.bool_], absent: NDArray[np.bool_]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Apply the rules, in place, until they say nothing new."""
-        before, known = None, 0
+        before, known = -1, 0
         while known != before:
             for child, parent in reversed(self.edges):
                 present[parent] |= present[child]
