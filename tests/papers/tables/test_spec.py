@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from suture.execution.job import Job, load_job, with_settings
 from suture.learning.training import LocalTraining
 from suture.models import encoder_of
 from suture_papers.metafl.single_target import SingleTargetSites
-from suture_papers.tables import loading
 from suture_papers.tables.external_tests import site_config
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
@@ -199,20 +197,6 @@ def test_a_row_may_tune_another_setting_over_equally_many_values() -> None:
     assert [one.get("method.batch_norm") for one in ours] == ["average", "frozen"]
     assert [one.get("method.local.lr") for one in theirs] == [1e-3, 1e-2]
     assert all("method.local.lr" not in one for one in ours)
-
-
-def test_the_tables_of_another_package_are_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "a_package_with_tables" / "tables"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").touch()
-    written(folder / "mine.toml", SPEC, {"title": "of mine"})
-    monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint("mine", "a_package_with_tables", "suture.tables")
-    monkeypatch.setattr(loading, "find_entry_points", {"suture.tables": {"mine": [point]}}.__getitem__)
-    assert known_tables() == {"mine": folder / "mine.toml"}
-    assert load_spec("mine").title == "of mine"
 
 
 # The papers' tables
