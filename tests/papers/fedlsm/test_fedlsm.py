@@ -111,7 +111,7 @@ def test_the_ablations(tiny: Any) -> None:
 def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
     for estimation in ("entropy", "random"):
-        how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=3)
+        how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=0.2)  # of 15
         low, middle, high = subsets(how, context, True, 0, 1)
         assert (len(low), len(high)) == (4, 3)
         assert sorted(torch.cat([low, middle, high]).tolist()) == list(range(len(context.samples["train"])))
@@ -122,8 +122,8 @@ def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
 
 def test_larger_subsets_than_the_site_has_and_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
-    with refused("alpha", 15, 2000, 500, by=ConfigError):
-        subsets(replace(METHOD.teaching, confident=2000, uncertain=500), context, True, 0, 1)
+    with refused("alpha", 15, 8, by=ConfigError):
+        subsets(replace(METHOD.teaching, confident=8, uncertain=8), context, True, 0, 1)
     with refused("alpha", "2 mixtures", by=ConfigError):
         MeanTeacher(METHOD.teaching, context, replace(ROUND, local=replace(METHOD.local, batch_size=2)), None)
 
@@ -192,6 +192,14 @@ def test_sites_take_no_larger_batches_than_the_job(tiny: Any) -> None:
     most = METHOD.local.iterations * METHOD.local.batch_size  # type: ignore[operator]
     assert float(large.class_weights.max()) <= most
     assert METHOD.egress(Layout({}, {})).class_weight == (0.0, most)
+
+
+def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
+    local = LocalTraining(lr=1e-2, epochs=3, batch_size=8)
+    method = replace(METHOD, local=local, teaching=replace(METHOD.teaching, start_round=2))
+    context, task = bench_of(tiny, method)
+    _, optimiser_state = train_round(method, context, task, CTX)
+    assert float(optimiser_state["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
 
 
 @pytest.mark.complete
