@@ -247,9 +247,6 @@ def test_the_baseline_is_the_mean_of_the_adapted_models(weights: Any, shares: tu
         close(one, two)
 
 
-# What crosses, and what is refused
-
-
 def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
     before = text_model(0).double().state_dict()
     after = federation(PMFL(local=LOCAL, batches=3), 7)[0][-1]
@@ -257,6 +254,9 @@ def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
         half = len(tensor) // 2
         assert torch.equal(tensor[half:], before[name][half:])
         assert half == 0 or not torch.equal(tensor[:half], before[name][:half])
+
+
+# What crosses, and what is refused
 
 
 @pytest.mark.parametrize("order", [1, 2])
