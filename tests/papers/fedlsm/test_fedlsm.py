@@ -90,6 +90,19 @@ METHOD = FedLSM(
 ROUND = LocalRound(METHOD.local, "average", 0, 1)
 
 
+def test_before_pseudo_labels_a_site_learns_what_it_knows(tiny: Any) -> None:
+    method = replace(METHOD, teaching=replace(METHOD.teaching, start_round=2))
+    context, task = bench_of(tiny, method)
+    done, _ = train_round(method, context, task, CTX)
+    known = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
+    assert bool((done.class_weights[~known] == 0).all())
+    assert bool((done.class_weights[known] > 0).all())
+    assert done.scalars == {"pseudo_positive": 0.0, "pseudo_negative": 0.0}
+    unknown_rows = done.head["head.weight"][~known]
+    decay_only = task.head["head.weight"][~known]
+    assert float((unknown_rows - decay_only).abs().max()) < 0.04  # weight decay alone moves them
+
+
 def test_the_ablations(tiny: Any) -> None:
     context, task = bench_of(tiny, METHOD)
     owners, _ = train_round(replace(METHOD, proxies="owners"), context, task, CTX)
