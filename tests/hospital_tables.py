@@ -504,9 +504,10 @@ CASES |= {
         {
             "Befunde 2023.xlsx": {
                 "Befunde": [
-                    *(["Klinikum Nord, Befunde 2023"], [], ["Bild", "Patient", "Datum", "Befunde", None]),
-                    [None, None, None, "Mass", "Edema"],
-                    *([i, i // 2, date(2023, 1, 1 + i), ("nein", "ja")[i % 2], "ja"] for i in range(N)),
+                    *(["Klinikum Nord"], [None] * 3 + ["Befunde 2023"]),  # above a blank column
+                    ["Bild", "Patient", "Datum", None, "Befunde", None],
+                    [None, None, None, None, "Mass", "Edema"],
+                    *([i, i // 2, date(2023, 1, 1 + i), None, ("nein", "ja")[i % 2], "ja"] for i in range(N)),
                 ],
                 "Legende": [["ja", "vorhanden"], ["nein", "nicht vorhanden"]],
             }

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from suture.core import files
 from suture.core.errors import ConfigError, DataError, DiskError, SutureError, as_word, show_value
 from suture.core.files import (
     DEEPEST,
@@ -261,13 +262,17 @@ def test_json_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             parse_json(text)
 
 
-def test_what_is_within_the_bounds_is_read(tmp_path: Path) -> None:
+def test_what_is_within_the_bounds_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_PARTS", 2)  # after the second of each key
     check_plain(nested(DEEPEST))
     check_plain({"x": [2**63 - 1, -(2**63), 1.5, None, True, "ü", (1, 2)]})
     with pytest.raises(ValueError, match="deep"):
         check_plain(nested(DEEPEST + 1))
-    (tmp_path / "x.toml").write_bytes("\ufeffa = [1, 'ü']".encode())
-    assert read_toml(tmp_path / "x.toml") == {"a": [1, "ü"]}
+    (tmp_path / "x.toml").write_bytes("\ufeffa = [1, 'ü']\nb.c.d = 2\nb.e.f = 3".encode())
+    assert read_toml(tmp_path / "x.toml") == {"a": [1, "ü"], "b": {"c": {"d": 2}, "e": {"f": 3}}}
+    (tmp_path / "x.toml").write_text("b.c.d = 2\nb.e.f.g = 3")
+    with refused("x.toml", " 2 parts", by=ConfigError):
+        read_toml(tmp_path / "x.toml")
 
 
 def test_a_file_of_json_that_holds_no_object_is_named(tmp_path: Path) -> None:

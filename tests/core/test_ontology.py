@@ -29,6 +29,7 @@ from suture.core.ontology import (
     check_code,
     check_stated,
     codes_of,
+    excerpt,
     implied,
     read_atlas,
     record,
@@ -103,7 +104,7 @@ def line(n: int) -> dict[str, tuple[str, ...]]:
 def test_relations_that_would_fill_the_memory_are_refused(
     many: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suture.core.ontology._MOST_PAIRS", 20_000)
+    monkeypatch.setattr("suture.core.ontology._MOST_PAIRS", 190 * 189 // 2)  # those of a line of 190
     assert len(Relations(line(190)).ancestors["189"]) == 189
     assert len(Relations({str(i): ("top",) for i in range(9_999)}).order) == 10_000
     with refused(by=LabelError):
@@ -432,6 +433,7 @@ def test_an_excerpt_names_the_sites_classes_as_it_spells_them_and_their_ancestor
         },
         "exhaustive": {"Shape": [["Blob", "Ring"]]},
     }
+    assert excerpt(study_atlas(tmp_path), ("Blob", "Ring")).exhaustive == {"Shape": (("Blob", "Ring"),)}
     # What the whole file implies of the site's labels, its excerpt implies too.
     y = np.array(list(itertools.product((0, 1, np.nan), repeat=3)), dtype=np.float32)
     whole, part = study_atlas(tmp_path), read_atlas(tmp_path / "part.toml")

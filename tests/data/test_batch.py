@@ -257,16 +257,6 @@ def test_an_error_is_raised_in_place_of_its_item(count: int, error: Exception) -
     assert threads() == []
 
 
-def test_a_loop_that_fails_ends_the_thread() -> None:
-    def loop() -> None:
-        for item in prefetch(numbers([]), 2):
-            raise ValueError(item)
-
-    with pytest.raises(ValueError, match="0"):
-        loop()
-    assert threads() == []
-
-
 def test_an_interrupt_is_heard_while_an_item_is_awaited() -> None:
     def slow() -> Iterator[int]:
         yield 0

@@ -235,6 +235,7 @@ def test_arrays_are_found_in_a_folder_by_path_and_stem(tmp_path: Path) -> None:
         assert source.stems() == {"a": "a.nii.gz", "b": "b.npy"}
         assert source.read("a.nii.gz", False).shape == (4, 3)
     assert not is_array(gzip.compress(b"", mtime=0), "a.csv.gz")
+    assert [open_image(npy(RAMP, kind), "a.npy").bits for kind in ("?", "u1", "i2")] == [8, 8, 16]
 
 
 def test_a_wide_image_is_padded_above_and_below() -> None:

@@ -304,6 +304,13 @@ def test_the_members_of_an_archive_are_bounded(tmp_path: Path, monkeypatch: pyte
         with refused(path.name, "99", by=DataError):
             list(reports(path, lambda _: True))
     monkeypatch.setattr(archives, "MOST_MEMBERS", 100)
+    monkeypatch.setattr(archives, "MOST_DOCUMENT", 1)
+    monkeypatch.setattr(archives, "MOST_TEXT", 100)
+    assert len(list(reports(paths[0], lambda _: True))) == 100
+    for limit, most in (("MOST_TEXT", 99), ("MOST_DOCUMENT", 0)):
+        monkeypatch.setattr(archives, limit, most)
+        with refused("a.zip", f" {most} ", by=DataError):
+            list(reports(paths[0], lambda _: True))
     monkeypatch.setattr(archives, "MOST_LISTED", 9_000)
     with pytest.raises(OSError, match="10,000 bytes"):
         list(reports(paths[0], lambda _: True))

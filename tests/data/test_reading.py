@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from suture.core.errors import DataError
 from suture.data import reading, workbooks
-from suture.data.reading import read_lines, read_sheet, rows_text, stream_columns
+from suture.data.reading import read_lines, read_sheet, read_text, rows_text, stream_columns
 from world import refused
 
 MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
@@ -39,6 +39,15 @@ def test_rows_are_numbered_as_a_spreadsheet_shows_them(path: Path) -> None:
         sheet = read_sheet(file)
         assert (sheet.header, sheet.numbers) == (("image", "patient"), (2, 4))
         assert sheet.cells(0) == ["a.png", "b.png"]
+
+
+def test_a_text_file_has_so_many_bytes_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text("image\na.png\n")
+    monkeypatch.setattr(reading, "MOST_TEXT", 12)
+    assert read_text(path) == "image\na.png\n"
+    monkeypatch.setattr(reading, "MOST_TEXT", 11)
+    with refused(path, "11 bytes", by=DataError):
+        read_text(path)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with refused("hf:microsoft/rad-dino", by=ConfigError):
         built("hf:microsoft/rad-dino")
     folder = folder_of(tmp_path / "encoder", made("vit"))
-    with refused("model.size 36", "8 px", by=ConfigError):
+    with refused("model.size 36", "8 px", "--set model.size=32", by=ConfigError):
         built(f"hf:{folder}", 36)
     (folder / "model.safetensors").unlink()
     with refused("encoder", by=ConfigError):

@@ -22,9 +22,11 @@ from suture.execution.job import load_job
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import OWNER, NotOwner, Submitter, claim, may_use
 from suture.federation.plan import Plan, Schedule, code_hash, needed_sites
+from suture.federation.server.record import what_leaves
 from suture.federation.server.server import open_server
 from suture.methods import METHODS
 from suture.models import ModelSpec
+from suture.protocol.egress import Layout
 from suture_results.model_export.explanation import explain
 from suture_results.prediction import open_model
 from world import refused, write_image
@@ -35,6 +37,20 @@ def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
     with refused(METHODS[name].about.title, "lstm", "surgical", by=ConfigError):
         Plan(METHODS[name](), ModelSpec("lstm"), Augmentation(), 1, "run", "code")
     assert Plan(METHODS["fedavg"](), ModelSpec("lstm"), Augmentation(), 1, "run", "code").model.name == "lstm"
+
+
+def test_what_leaves_is_listed_as_far_as_it_is_known() -> None:
+    """Counts by the label type of the federation, and lengths by the model."""
+
+    def listed(method: str, *known: Any) -> dict[str, str]:
+        plan = Plan(METHODS[method](), ModelSpec("cnn"), Augmentation(), 1, "run", "code")
+        return {field["field"]: field["shape"] for field in what_leaves(plan, *known)}
+
+    layout = Layout({"w": ((2,), "torch.float32")}, {"head.weight": ((7,), "torch.float32")})
+    types = (None, "multilabel", "multiclass")
+    assert ["counts" in listed("fedavg", layout, one) for one in types] == [True, True, False]
+    told = [listed("fedmlp", known)["prototypes"] for known in (layout, Layout({}, {}))]
+    assert told == ["for each class 2 × 7 numbers", "numbers for each class"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from masked import BOTH, FOUR, SAME, accepted, furthest, plain, secured
-from parties import METHOD, Change, events, history, honest, run
+from parties import METHOD, Change, events, history, honest, record, run
 
 from between import Between
 from noted import noted
@@ -290,8 +290,9 @@ def test_sites_that_share_a_process_of_the_simulator_are_refused(tmp_path: Path)
 def test_a_class_of_few_annotators_that_all_train_is_noted(tiny: Any) -> None:
     """A row with which only positives move anything lets a lying server see them alone."""
     sites, method = FOUR | {"delta": ("Hernia", "Mass")}, METHODS["vanilla"](local=METHOD.local)
-    notes = noted(run(secured(tiny(method, sites, rounds=1, selection="last")), "out"))
-    assert [note for note in notes if "fewer than 3 sites annotate Hernia." in note]
+    server = run(secured(tiny(method, sites, rounds=1, selection="last")), "out")
+    assert [note for note in noted(server) if "fewer than 3 sites annotate Hernia." in note]
+    assert len(events(server, "note")) == len(record(server, "run.json")["notes"])  # each told at once
 
 
 def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:

@@ -236,6 +236,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(
             assert tasks.cancelled == ["c"], "FLARE would give the task to the site again"
             for site in ("a", "b"):
                 tasks.answer(site, good())
+            transport.refuse("a", "its answer has been taken")
         return standing()
 
     monkeypatch.setattr(tasks, "get_num_standing_tasks", refusing)

@@ -95,6 +95,7 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
         ("warm-up", 1, "head"),
         ("main", 4, "all"),
     ]
+    assert [p.name for p in method.phases(1)] == ["warm-up"]
     first, second, third = (round_context(method, 1, 5, number) for number in (1, 2, 3))
     assert first.phase.name == "warm-up"
     assert (third.phase.name, third.phase_round) == ("main", 2)

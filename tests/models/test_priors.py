@@ -353,7 +353,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with refused("'alpha'", "[storage] cache", by=DataError):
+    with refused("'alpha'", " 0 MB", "[storage] cache", by=DataError):
         features(prior, many(), tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lesions import ROWS, table, together
 from suture.core.errors import ConfigError, DataError
-from suture.core.labels import LabelSet, canonical, union
+from suture.core.labels import LabelSet, canonical
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import classes
@@ -100,16 +100,6 @@ def test_what_cannot_be_divided_is_refused() -> None:
     ):
         with refused(*named, by=by):
             divide()
-
-
-def test_nih_becomes_two_sites_and_a_server() -> None:
-    sites = partition_table(pooled(40, 60), client_classes(2), seed=0)
-    assert {name: len(t.labels) for name, t in sites.items()} == {"site-1": 11, "site-2": 7, "server": 14}
-    assert set(union(t.labels for t in (sites["site-1"], sites["site-2"]))) == set(LABELS)
-    assert set(sites["server"].split) == {"test"}
-    assert set(sites["site-1"].split) == set(sites["site-2"].split) == {"train", "validation"}
-    assert len(patients_apart(list(sites.values()))) == 100
-    assert not np.isnan(sites["site-1"].y).any()
 
 
 def test_the_server_may_hold_the_validation_rows_and_each_site_the_test_rows() -> None:

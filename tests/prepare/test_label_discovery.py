@@ -82,6 +82,9 @@ def test_a_column_of_words_is_offered_as_classes_or_is_not(tmp_path: Path) -> No
         assert [*found.offered] == [column] * (text in OFFERED), text
         assert text not in OFFERED or f"finding_column = {json.dumps(column)}" in "".join(found.warnings)
         assert found.data["labels"] == ["Mass"], text
+    for words, few in ((6, True), (7, False)):  # of 12 images: each twice, on average
+        found = labelled(tmp_path, ["Mass", "growth"], *(["1", f"w{chr(97 + i)}"] for i in range(words)))
+        assert bool(found.offered) == few, words
 
 
 @pytest.mark.parametrize(

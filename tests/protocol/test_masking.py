@@ -489,9 +489,9 @@ def test_a_copied_key_takes_no_mask_off(monkeypatch: pytest.MonkeyPatch) -> None
     federation.parts["d"].keys = federation.roster["d"] = replace(copied, signature=signature)
     federation.share()
 
-    def note(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
+    def note(total: Masked, key: bytes, rows: Sequence[int], *, off: bool) -> None:
         keys.append(key)
-        add(total, key, rows, sign)
+        add(total, key, rows, off=off)
 
     monkeypatch.setattr(masking, "_add", note)
     federation.mask("c")

@@ -24,6 +24,7 @@ from suture_results.plots import (
     plot_cooccurrence,
     plot_embedding,
     plot_frequencies,
+    text_width,
 )
 from world import refused
 
@@ -71,6 +72,7 @@ def test_the_numbers_of_an_axis_fit_beside_it(low: float, digits: int) -> None:
     assert max(len(tick.text) for tick in chart.y) == digits
     assert chart.left - 7 >= 7 * (digits - 1)
     assert all(chart.left <= tick.at <= chart.right for tick in chart.x)
+    assert [tick.text for tick in lines(*range(20)).x] == ["5", "10", "15", "20"]  # rounds, not 2.5 of them
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.none(), min_size=1, max_size=30))
@@ -161,6 +163,13 @@ def test_shares_and_contingencies_are_in_percent_and_what_is_undefined_is_no_num
 
 def test_every_source_has_a_colour_and_its_number_of_points() -> None:
     svg = plot_embedding(POINTS, SOURCES)
+    size = ElementTree.fromstring(svg).get("height")
+    key = [part for part in parts(svg, "text") if not part.get("class")]
+    ends = [float(part.get("x", 0)) + text_width(part.text or "") for part in key]
+    assert all(end < float(part.get("x", 0)) for end, part in zip(ends, key[1:], strict=False))
+    assert all(float(part.get("y", 0)) < float(size or 0) for part in key)
+    places = [[float(dot.get(axis, 0)) for dot in parts(svg, "circle")] for axis in ("cx", "cy")]
+    assert [min(at) + max(at) for at in places] == pytest.approx([480, 480], abs=0.1)  # in the middle
     assert {"NIH (4)", "CheXpert (4)", "MIMIC-LT (4)"} <= set(written(svg))
     dots = [part.get("class") for part in parts(svg, "circle")]
     assert {tone: dots.count(tone) for tone in set(dots)} == {f"faint t{i}": 4 for i in range(3)}

@@ -38,7 +38,8 @@ def test_the_same_pixels_in_another_file_have_the_same_digest() -> None:
 
 def test_colour_is_more_than_three_equal_channels() -> None:
     assert not inspect(encoded(Image.new("RGB", (2, 2), (7, 7, 7))), "a", False).colour
-    assert inspect(encoded(Image.new("RGB", (2, 2), (7, 8, 7))), "a", False).colour
+    green = inspect(encoded(Image.new("RGB", (2, 3), (7, 8, 7))), "a", True)
+    assert (green.colour, green.width, green.height) == (True, 2, 3)
     with refused("'a'", by=DataError):
         inspect(b"no image", "a", False)
 

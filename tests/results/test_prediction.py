@@ -325,12 +325,12 @@ def test_another_prevalence_corrects_what_is_calibrated_and_moves_no_rate() -> N
     plain, found = with_decisions(FRAME, DECISIONS), with_decisions(FRAME, DECISIONS, prevalence=stated)
     assert found["Edema calibrated"].tolist() == pytest.approx([1 / 22, 1 / 7])
     assert found["Edema decision"].equals(plain["Edema decision"])
-    # By cost: a miss costs 5 false alarms, so 1/6 is where they are equal; 1/7 lies below, and 0.6 above.
-    by_cost = replace(DECISIONS, settings=DecisionSettings(rule="cost", cost=5))
+    # By cost: a miss costs 7 false alarms, so 1/8 is where they are equal; 1/22 lies below, and 1/7 above.
+    by_cost = replace(DECISIONS, settings=DecisionSettings(rule="cost", cost=7))
     with_rule = replace(by_cost, pooled={"Edema": Operating({"cost": 0.2}, Calibration(1.0, 0.0), 0.5)})
     assert with_decisions(FRAME, with_rule)["Edema decision"].tolist() == ["above", "above"]
     moved = with_decisions(FRAME, with_rule, prevalence=stated)
-    assert moved["Edema decision"].tolist() == ["below", "below"]
+    assert moved["Edema decision"].tolist() == ["below", "above"]
     assert set(moved["Edema threshold"]) == {"stated prevalence"}
 
 

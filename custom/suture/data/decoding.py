@@ -289,9 +289,9 @@ def decode_array(data: bytes) -> tuple[Image.Image, int]:
     values = _npy(data) if data.startswith(_NPY) else _nifti(data)
     bits = 8 * values.dtype.itemsize
     if values.dtype == np.bool_:
-        return Image.fromarray(values.astype(np.uint8) * np.uint8(255)), 8
+        return Image.fromarray(values.astype(np.uint8) * np.uint8(255)), bits
     if values.dtype == np.uint8:
-        return Image.fromarray(np.ascontiguousarray(values)), 8
+        return Image.fromarray(np.ascontiguousarray(values)), bits
     if values.ndim != 2:
         raise ValueError(f"it is a colour image of {values.dtype}; save it as uint8")
     low, high = float(values.min()), float(values.max())

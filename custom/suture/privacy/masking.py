@@ -440,13 +440,13 @@ class Participant:
         self._update, self.received = digest, received
         rows = rows_of(self.attempt, self._roster, self.present)
         hidden = Masked(update.shared.copy(), {row: update.rows[row].copy() for row in self.rows})
-        _add(hidden, _derive(self._seed, b"self"), self.rows, 1)
+        _add(hidden, _derive(self._seed, b"self"), self.rows, off=False)
         for peer in self.present:
             if peer != self.site:
                 common = sorted(set(rows[peer]) & set(self.rows))
                 secret = _agree(self._key, self._roster[peer].mask, peer)
                 key = _pair_key(secret, (self.site, peer), self._digest, received, common)
-                _add(hidden, key, common, 1 if self.site < peer else -1)
+                _add(hidden, key, common, off=self.site > peer)
         return hidden
 
     def sign(self, survivors: Sequence[str]) -> str:
@@ -606,7 +606,7 @@ def unmask_sum(
         np.add(total.shared, update.shared, out=total.shared)
         for row in rows[site]:
             sums[row] = sums[row] + update.rows[row] if row in sums else update.rows[row].copy()
-        _add(total, _derive(seed, b"self"), rows[site], -1)
+        _add(total, _derive(seed, b"self"), rows[site], off=True)
     for gone in sorted(set(present) - set(survivors)):
         key = X25519PrivateKey.from_private_bytes(recovered(gone))
         if key.public_key().public_bytes_raw().hex() != roster[gone].mask:
@@ -615,7 +615,7 @@ def unmask_sum(
             common = sorted(set(rows[gone]) & set(rows[site]))
             secret = _agree(key, roster[site].mask, site)
             mask = _pair_key(secret, (gone, site), digest, received[site], common)
-            _add(total, mask, common, -1 if site < gone else 1)
+            _add(total, mask, common, off=site < gone)
     return total
 
 
@@ -634,13 +634,13 @@ def _pair_key(
     return _derive(secret, b"pair" + digest + model + " ".join(sorted(pair)).encode())
 
 
-def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
+def _add(total: Masked, key: bytes, rows: Sequence[int], *, off: bool) -> None:
     """Add the mask of a key to the shared tensors and some rows, or take it off, in their place."""
     parts = [total.shared, *(total.rows[row] for row in rows)]
     mask, start = _stream(key, sum(part.size for part in parts)), 0
     for part in parts:
         change = mask[start : start + part.size]
-        (np.add if sign > 0 else np.subtract)(part, change, out=part)
+        (np.subtract if off else np.add)(part, change, out=part)
         start += part.size
 
 

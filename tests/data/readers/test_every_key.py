@@ -403,12 +403,6 @@ def test_a_key_without_effect_is_refused(case: str, more: Values, named: list[st
         parse_data({"dataset": CASES[case][0], **given(case, tmp_path), **more}, "suture.toml")
 
 
-def test_a_default_that_is_written_out_is_no_fault(tmp_path: Path) -> None:
-    """Sites of a simulation are written with every key."""
-    values = hospital(tmp_path) | {"dataset": "hospital", "seed": 1337, "finding_separator": "|"}
-    assert parse_data(values | {"synonyms": {}, "values": {}}, "test").seed == 1337
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_every_reader_conforms(case: str, written: Callable[[str], tuple[Path, Values]]) -> None:
     assert {word for word, *_ in CASES.values()} == set(DATASETS)

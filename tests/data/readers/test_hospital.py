@@ -70,12 +70,6 @@ def test_an_attribute_is_no_label(path: Path) -> None:
         load_table(config(path, attribute_column="tone"))
 
 
-def test_patients_can_be_divided_here(path: Path) -> None:
-    path.write_text("image,patient,Mass\n" + "".join(f"{i}.png,P{i // 2},{i % 2}\n" for i in range(40)))
-    split = load_table(config(path, split="patients")).split
-    assert (split.count("train"), split.count("validation"), split.count("test")) == (28, 4, 8)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "error", "named"),
     [

@@ -18,11 +18,13 @@ from suture.core.errors import ConfigError, FederationError, RejectedUpdate
 from suture.execution.job import load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.server import collector
+from suture.federation.server import server as server_module
 from suture.federation.server.collector import Receiver
 from suture.federation.server.norms import Direction, Measure, NormBound, Norms, class_signs, cosines
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.robust import robustly_merged, site_updates
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Labels, TaskData, TaskName, Update, ones
 from suture.protocol.packing import VARIANCE, Packed, pack, unpack
@@ -417,6 +419,20 @@ def test_a_merge_goes_on_where_it_was(tiny: Any) -> None:
     assert all(torch.equal(tensor, parts.model.shared[name]) for name, tensor in whole.model.shared.items())
     assert whole.state.bound.radii == parts.state.bound.radii
     assert set(whole.state.bound.radii) == {"", "Mass", "Nodule"}
+
+
+@pytest.mark.complete
+def test_the_last_change_of_a_phase_is_none_of_the_next(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    befores = []
+
+    def merge(robust: Any, model: Any, before: Any, *others: Any) -> Any:
+        befores.append(before is not None)
+        return robustly_merged(robust, model, before, *others)
+
+    monkeypatch.setattr(server_module, "robustly_merged", merge)
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, iterations=1, warmup_epochs=1))
+    tiny(method, FOUR, selection="last", robust={"kind": "centered", "liars": 1}, rounds=3).run()
+    assert befores == [False, False, True]
 
 
 class AsInFlare(Loop):

@@ -23,6 +23,7 @@ from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, tally_of
 from suture.federation.site.releases import release_of
 from suture.federation.state_files import EXPERIMENTS
+from suture.protocol.decisions import Decided, DecidedClass, DecidedGroup
 from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (
     ClassScore,
@@ -66,6 +67,12 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     assert found.key == ("one", "evaluate", 3, "test")
     assert (found.figures, found.update) == ({"A": 2}, False)
     assert found.numbers == 2 * (2 + 1 + 2 + 1)
+    group = DecidedGroup(9, 9, 0.5, 0.5)
+    decided = DecidedClass(
+        None, None, Decided(0.5, 0.5), (None, None), (None, None), {"F": group, "M": group}
+    )
+    grouped = Evaluation(replace(own, decided={"A": decided}), None)
+    assert released(grouped, TaskData("evaluate", 3, split="test")).numbers == 2 + 1 + 2 + 1 + 2 * 4
     update = Update(2, ("A",), {}, {}, ones(("A",)), scalars={"x": 1.0}, train_loss=0.1, metrics=own)
     found = released(update, TaskData("train", 2))
     assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)

@@ -88,12 +88,13 @@ def test_without_a_result_the_model_stays() -> None:
     assert all(model[name] is tensor for name, tensor in START.items())
 
 
-def test_a_robust_merge_takes_the_place_of_the_mean() -> None:
+def test_a_robust_merge_takes_the_place_of_the_mean(caplog: pytest.LogCaptureFixture) -> None:
     """Of three sites the median; Nodule is annotated at all, each other class at fewer than three."""
     known = known_job(robust={"kind": "median", "liars": 1}, max_update=None)
     model = merged(known, {"gamma": 1e6, "alpha": 1.0, "beta": 2.0})
     assert model["b"].tolist() == [2.0] * 3
     assert model["head.bias"].tolist() == [1e6, 2.0, (1 + 1e6) / 2, 2.0, -1.0]
+    assert "plain mean: Edema, Hernia, Mass" in caplog.text
     with refused("2 results", "needs 3", by=FederationError):
         merged(known, {"alpha": 1.0, "beta": 2.0})
 

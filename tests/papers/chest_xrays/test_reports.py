@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from official import Report, write_openi
-from public_tables import change, sizes
+from public_tables import change
 from suture.core.errors import DataError
 from suture.data.readers import load_table, read_table
 from suture_papers.chest_xrays.chexpert import SPELLINGS
@@ -117,14 +117,6 @@ def test_sections_are_the_document_and_headings_the_labels(tmp_path: Path, unpac
     assert table.texts == texts
     # Nobody coded the third: what it shows is unknown.
     np.testing.assert_array_equal(table.y, [[0, 1, 1], [0, 0, 0], [nan] * 3, [1, 0, 1], [0, 0, 0]])
-
-
-def test_frequent_headings_are_labels_by_default(tmp_path: Path) -> None:
-    path = write_openi(tmp_path, [("a", "b", ("Opacity", "Mass") if i else ("Opacity",)) for i in range(100)])
-    table = load_table(openi(path, labels=None))
-    assert table.labels.names == ("Opacity",)
-    assert sizes(table) == [70, 10, 20]
-    assert load_table(openi(path, labels=("Mass",))).y.sum() == 99
 
 
 def test_headings_and_texts_that_are_missing_are_refused(tmp_path: Path) -> None:

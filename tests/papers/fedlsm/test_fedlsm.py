@@ -111,6 +111,10 @@ def test_the_ablations(tiny: Any) -> None:
     owners, _ = train_round(replace(METHOD, proxies="owners"), context, task, CTX)
     n = len(context.samples["train"])
     assert owners.class_weights.tolist() == [0, 0, n, n]
+    rare = replace(task, channels={"positive_weight": torch.full((len(EVERY),), 9.0)})  # one in ten
+    bounded, _ = train_round(replace(METHOD, proxies="bounded"), context, rare, CTX)
+    assert bounded.class_weights[:2].tolist() == [1.8] * 2  # of 3 x (8 - 2) images
+    assert min(bounded.class_weights[2:]) > 1.8  # its own
     plain = MeanTeacher(replace(METHOD.teaching, enhancing="none"), context, ROUND, None)
     g = torch.Generator()
     batches = list(plain.batches(g, g))
@@ -123,7 +127,7 @@ def test_the_ablations(tiny: Any) -> None:
 def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
     for estimation in ("entropy", "random"):
-        how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=3)
+        how = replace(METHOD.teaching, estimation=estimation, confident=4, uncertain=0.2)  # of 15
         low, middle, high = subsets(how, context, True, 0, 1)
         assert (len(low), len(high)) == (4, 3)
         assert sorted(torch.cat([low, middle, high]).tolist()) == list(range(len(context.samples["train"])))
@@ -134,8 +138,8 @@ def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
 
 def test_larger_subsets_than_the_site_has_and_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
-    with refused("alpha", 15, 2000, 500, by=ConfigError):
-        subsets(replace(METHOD.teaching, confident=2000, uncertain=500), context, True, 0, 1)
+    with refused("alpha", 15, 8, by=ConfigError):
+        subsets(replace(METHOD.teaching, confident=8, uncertain=8), context, True, 0, 1)
     with refused("alpha", "2 mixtures", by=ConfigError):
         MeanTeacher(METHOD.teaching, context, replace(ROUND, local=replace(METHOD.local, batch_size=2)), None)
 

@@ -49,9 +49,10 @@ class Step:
 
 @dataclass
 class Tally:
-    """What the literal steps have counted: q_c, and how often each case occurred."""
+    """What the literal steps have counted: q_c, negative pseudo-labels, and which cases occurred."""
 
     q: list[float] = field(default_factory=lambda: [0.0] * len(LABELS))
+    negative: int = 0
     seen: set[str] = field(default_factory=set)
 
 
@@ -132,7 +133,7 @@ def assert_trained_alike(
     assert done.class_weights.tolist() == tally.q
     assert sum(tally.q[:2]) > 0  # classes that the site does not know were counted too
     assert done.weight == IMAGES
-    assert done.scalars["pseudo_positive"] == sum(tally.q[:2])
+    assert done.scalars == {"pseudo_positive": sum(tally.q[:2]), "pseudo_negative": tally.negative}
     assert optimiser_state
 
 
@@ -158,6 +159,7 @@ def several_labels(step: Step, how: Teaching, tally: Tally) -> Tensor:
             if t is not None:
                 loss = loss + entry(t, step.s[i, c], c) / (PLAIN * len(LABELS))
                 tally.q[c] += t
+                tally.negative += t == 0 and not KNOWN[c]
     for i in range(MIXED):
         for c in CLASSES:
             p_low, p_high = step.guess[PLAIN + i][c], step.guess[PLAIN + MIXED + i][c]

@@ -142,6 +142,8 @@ def test_shares_by_hand() -> None:
     tags = Tagging().tags(s[order].unsqueeze(1), torch.ones(1250, 1, dtype=torch.bool)).flatten()
     assert sorted(order[tags == ABSENT].tolist()) == [995, 996, 997, 998, 999]
     assert sorted(order[tags == PRESENT].tolist()) == [1248, 1249]
+    alike = Tagging().tags(torch.ones(1250, 1), torch.ones(1250, 1, dtype=torch.bool)).flatten()
+    assert alike.nonzero().flatten().tolist() == [*range(6)]  # the first, on every machine
     assert 0.29 * 100 < 29
     assert Tagging().number(0.29, 100) == 29  # rounded down as it is written
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from suture.execution.job import Job, load_job, with_settings
 from suture.learning.training import LocalTraining
 from suture.models import encoder_of
 from suture_papers.metafl.single_target import SingleTargetSites
-from suture_papers.tables import loading
 from suture_papers.tables.external_tests import site_config
 from suture_papers.tables.loading import known_tables, load_spec, paper_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
