@@ -291,7 +291,7 @@ def _no_labels(sheet: Sheet, warnings: Collection[str]) -> NoLabelsError:
     asked = "".join(f"\n{warning}" for warning in warnings)
     return NoLabelsError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
-        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
+        f"findings. Its columns are {', '.join(filter(None, sheet.header))}.{asked}\nWrite 1 and 0 into the "
         "table, or write suture.toml by hand (docs/data.md)"
     )
 
@@ -579,8 +579,8 @@ def _read_values(sheet: Sheet, name: str, strange: Collection[str], positive: bo
     if len(strange) > FEW:
         raise DataError(
             f"{sheet.path}, column {name!r}: {number_of(len(strange), 'value')} other than 1, 0, yes, "
-            f"no or blank, such as {min(strange)!r}, so it is not clear which findings are present; "
-            "write 1 and 0 into the column, by a threshold that you choose, or rename it if it says "
+            f"no or blank, such as {min(strange)!r}, so it is not clear which findings are present. "
+            "Write 1 and 0 into the column, by a threshold that you choose, or rename it if it says "
             "something else"
         )
     data: dict[str, Any] = {"value_column": name, "repeated": "merge"}

@@ -189,8 +189,8 @@ def predict(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Images, folders or archives of them, tables that name them, or suture.toml files; for a "
-            "model of text .txt files, or tables with a text column."
+            help="Images, folders or archives of them, tables that name them, or suture.toml files. A model "
+            "of text takes .txt files, or tables with a text column."
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],

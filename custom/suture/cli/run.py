@@ -122,7 +122,7 @@ def run(
         bool,
         typer.Option(
             "--limits",
-            help="Apply the sites' limits of disclosure in local and sim too; without it a study's figures "
+            help="Apply the sites' limits of disclosure in local and sim too; without it a study's metrics "
             "are exact there.",
         ),
     ] = False,

@@ -208,7 +208,7 @@ class LossScale:
         if steps and (scale <= all_skipped or scale < 1):
             raise GradientOverflow(
                 f"{site}: the gradients of round {round_} overflow in fp16, and "
-                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped; set half = "
+                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped. Set half = "
                 '"bf16" under [training], let the round have more steps, or look for broken images',
                 scale,
             )
@@ -620,7 +620,7 @@ def _single(site: str) -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ConfigError(
-            f"{site}: a batch of one image leaves batch norm a single value, which has no variance; set a "
+            f"{site}: a batch of one image leaves batch norm a single value, which has no variance. Set a "
             'batch_size of 2 or more, give the site more training images, or set method.batch_norm = "frozen"'
         ) from error
 

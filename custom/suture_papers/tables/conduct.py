@@ -97,8 +97,8 @@ def _refuse_unmeasured(table: Table, store: ResultStore) -> None:
         result = read_result(store, run)
         if tune and (result is None or result.validation is None):
             raise ConfigError(
-                f"row {run.row!r}: its run {run.name} has no validation figure to tune {tune.key} by; "
-                "give the validation data positives and negatives of a class that the row trains, or let the "
+                f"row {run.row!r}: its run {run.name} has no validation figure to tune {tune.key} by. "
+                "Give the validation data positives and negatives of a class that the row trains, or let the "
                 "preset skip the row"
             )
 
@@ -128,7 +128,7 @@ def _check_data(table: Table, session: Session) -> None:
     if lacking:
         listed = "\n".join(f"{path}: {', '.join(rows)}" for path, rows in lacking.items())
         raise ConfigError(
-            f"no run was started: these rows need data that are missing from the data root {root}; put "
+            f"no run was started: these rows need data that are missing from the data root {root}. Put "
             f"them there, or let the preset skip them\n{listed}"
         )
 

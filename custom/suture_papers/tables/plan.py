@@ -71,7 +71,7 @@ def register(table: Table, store: ResultStore, amend: str | None = None) -> None
         listed = "; ".join(f"{key}: {old} is now {new}" for key, (old, new) in differs.items())
         raise ConfigError(
             f"the plan of {store.table} was registered on {record['date']}, before its runs, and has changed "
-            f"({listed}); set it back, or give the reason with --amend, and the page shows the change"
+            f"({listed}). Set it back, or give the reason with --amend, and the page shows the change"
         )
     amended = {"why": amend, "digest": digest(content), **now, "changed": differs}
     return store.put(name, {**record, "plan": content, "amendments": [*record["amendments"], amended]})

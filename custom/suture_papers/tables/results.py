@@ -244,7 +244,7 @@ def _refuse_edited(run: Run, result: Result, store: ResultStore) -> None:
     if key := find_change(result.made_with, now):
         raise ConfigError(
             f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
-            f"{key}={now.get(key)}; set the job back, or delete the run's line in {store.file_of(run.name)} "
+            f"{key}={now.get(key)}. Set the job back. Or delete the run's line in {store.file_of(run.name)} "
             "and its folder in --work, and it is done again"
         )
 

@@ -536,8 +536,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         )
     if config.privacy.secure_aggregation and plan.secure_aggregation is None:
         raise MaskingRefused(
-            f"{site}: the job has no [secure_aggregation], so that its server would see the site's update; "
-            "add the section to the job, or remove secure_aggregation under [privacy] in suture.toml"
+            f"{site}: the job has no [secure_aggregation], so that its server would see the site's update. "
+            "Add the section to the job, or remove secure_aggregation under [privacy] in suture.toml"
         )
     if config.data.groups:
         raise ConfigError(
