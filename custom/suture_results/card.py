@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +96,14 @@ def try_card(run_dir: Path) -> None:
 
 def _page(title: str, text: str) -> str:
     # What other parties wrote is no markup here either: `md` has escaped it, and `html` is off.
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    return templates().get_template("card.html").render(title=title, body=Markup(body))
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text.partition("\n")[2])
+    number = count(1)
+    body = re.sub("<table>", lambda _: f'{_SCROLLED} aria-label="Table {next(number)}"><table>', body)
+    body = Markup(body.replace("</table>", "</table></div>"))
+    return templates().get_template("card.html").render(title=title, body=body)
+
+
+_SCROLLED = '<div class="scroll" role="region" tabindex="0"'
 
 
 def rounded(number: int | None) -> str:

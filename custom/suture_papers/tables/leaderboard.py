@@ -45,16 +45,20 @@ def write_leaderboard(results: Path) -> list[Path]:
     if not outcomes:
         return []
     board = leaderboard(outcomes)
-    page = templates(Path(__file__).parent).get_template(f"{STEM}.html")
     content = json.dumps(board, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    shown = {"board": board, "verdicts": VERDICTS, "metrics": METRICS, "number": _number, "p": p_value}
     written = {
         results / f"{STEM}.json": content.encode(),
-        results / f"{STEM}.html": page.render(**shown).encode(),
+        results / f"{STEM}.html": render(board).encode(),
     }
     for path, text in written.items():
         atomic_write(path, text)
     return list(written)
+
+
+def render(board: Mapping[str, Any]) -> str:
+    """Return a leaderboard as a page."""
+    page = templates(Path(__file__).parent).get_template(f"{STEM}.html")
+    return page.render(board=board, verdicts=VERDICTS, metrics=METRICS, number=_number, p=p_value)
 
 
 def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
