@@ -1,4 +1,4 @@
-"""The card of a model: README.md of its folder, with the front matter that Hugging Face reads, and a page."""
+"""The card of a model: README.md of its folder by Hugging Face's template, with its metadata, and a page."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from suture.core import VERSION
 from suture.core.errors import DataError, is_bug
 from suture.core.escaping import markdown, printable
 from suture.core.files import atomic_write, read_json, read_regular
@@ -71,8 +72,10 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
         job_digest=hashlib.sha256(read_regular(job)).hexdigest() if job.is_file() else None,
         digest=weights_digest(model),
         licence=licence,
+        reads=(reads := encoder_of(spec).reads),
+        version=VERSION,
     )
-    facts = _front_matter(run, metrics, encoder_of(spec).reads, licence)
+    facts = _front_matter(run, metrics, reads, licence)
     front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
     atomic_write(model / "README.md", f"---\n{front}---\n\n{text}".encode())
     atomic_write(model / PAGE, _page(run.title, text).encode())

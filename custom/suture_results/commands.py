@@ -20,11 +20,12 @@ from suture.cli.common import (
     emit,
     figures_table,
     parse_number_map,
+    plain_table,
     print_line,
 )
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
-from suture.core.escaping import number_of
+from suture.core.escaping import number_of, rich
 from suture.core.files import write_json
 
 if TYPE_CHECKING:
@@ -119,10 +120,10 @@ def compare(
     what = f"AUROC of {names[0]} against {names[1]}"
     said = f"{verdict(what, lines[:-1])} Mean difference: {lines[-1].shown} ({lines[-1].bounds})"
     print_line(said, style="bold")
-    table = figures_table("", *names, "Difference (95 % CI)", "p (Holm)")
+    table = plain_table("class", *map(rich, names), "difference (95 % CI)", "p (Holm)")
     for line in lines:
         areas = (value.partition(" ")[0] for value in line.values)
-        table.add_row(line.name, *areas, f"{line.shown} ({line.bounds})", line.p_value)
+        table.add_row(rich(line.name), *areas, f"{line.shown} ({line.bounds})", line.p_value)
     console.print(table)
     if page is not None:
         write_comparison(
