@@ -45,8 +45,8 @@ _HEDGED = re.compile(
 """Words that say of a finding that it is absent, or in doubt."""
 _NO_LABEL = re.compile(
     r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
-    r"|female|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
-    r"|.*_complete|redcap_.*)$"
+    r"|female|(patient)?[ _-]?(age|alter|edad)([ _-](group|class|in|at|over|under|years?).*)?|view.*"
+    r"|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?|.*_complete|redcap_.*)$"
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(

@@ -93,6 +93,19 @@ def test_paths_are_checked_before_anything_is_read_or_asked(
     assert not (tmp_path / "s").exists()
 
 
+def test_what_is_no_model_no_site_and_no_job_is_named(trained: Trained, tmp_path: Path) -> None:
+    for words in (
+        ("predict", tmp_path / "nosuch", trained.study / "alpha"),
+        ("predict", trained.run, trained.study / "job.toml"),
+    ):
+        with refused(words[-1] if words[1] == trained.run else words[1], by=ConfigError) as caught:
+            suture(*words, "-o", tmp_path / "p.csv")
+        assert "unknown key" not in str(caught.value)
+        assert "model.json" not in str(caught.value)
+    with refused(trained.run, "suture report", by=ConfigError):
+        suture("results", trained.run)
+
+
 @pytest.mark.complete
 def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> None:
     """Enough images, and too few positive ones: by the losses that are sent, no round could be selected."""

@@ -151,6 +151,11 @@ def test_weights_that_do_not_fit_name_file_and_tensor(name: str, tmp_path: Path)
     torch.save({"fc.weight": torch.ones(1)}, path)
     with refused("a.pth", "conv", by=ConfigError):
         built_model(spec, pretrained=True)
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), path)
+    with refused(
+        "a.pth", "does not contain", "cnn", by=ConfigError
+    ):  # two of its parts have as many of the names
+        built_model(ModelSpec("cnn", size=16, weights=str(path)), pretrained=True)
 
 
 def test_a_download_without_a_network_says_what_to_do(

@@ -410,7 +410,7 @@ class Site:
         if prior := self.trainer.prior:
             check_width(prior, self.trainer.model(labels.names), self.name)
         if config.privacy.epsilon is not None:
-            check_batch_norm(self.trainer.model(labels.names), self.plan, self.rounds)
+            check_batch_norm(self.name, self.trainer.model(labels.names), self.plan, self.rounds)
         counts = {}
         if labels.label_type in allowed.egress.counts:
             counts = label_counts(labels, samples["train"], config.privacy)
