@@ -94,14 +94,11 @@ def test_paths_are_checked_before_anything_is_read_or_asked(
 
 
 def test_what_is_no_model_no_site_and_no_job_is_named(trained: Trained, tmp_path: Path) -> None:
-    for words in (
-        ("predict", tmp_path / "nosuch", trained.study / "alpha"),
-        ("predict", trained.run, trained.study / "job.toml"),
-    ):
-        with refused(words[-1] if words[1] == trained.run else words[1], by=ConfigError) as caught:
-            suture(*words, "-o", tmp_path / "p.csv")
-        assert "unknown key" not in str(caught.value)
-        assert "model.json" not in str(caught.value)
+    site, out = trained.study / "alpha", tmp_path / "p.csv"
+    with refused("nosuch does not exist", by=ConfigError):
+        suture("predict", tmp_path / "nosuch", site, "-o", out)
+    with refused("job.toml is a job", "suture.toml", by=ConfigError):
+        suture("predict", trained.run, trained.study / "job.toml", "-o", out)
     with refused(trained.run, "suture report", by=ConfigError):
         suture("results", trained.run)
 
