@@ -24,7 +24,6 @@ from suture.core.errors import DataError
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.metrics import (
-    Floats,
     Patients,
     auroc,
     known_only,
@@ -39,8 +38,6 @@ from suture_results.saved_models import PerPatient, evaluate
 
 _ROUNDING = 1e-12
 """A smaller difference or standard deviation is rounding."""
-
-_ONE_PATIENT = "a single patient cannot be resampled"
 
 _MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
@@ -195,8 +192,8 @@ def compare_means(
         return replace(undefined, why="no class has positive and negative images")
     patient = patient_numbers(np.zeros(np.shape(defined[0][0])), patients)
     if not patient.any():
-        return replace(undefined, why=_ONE_PATIENT)
-    parts = []
+        return replace(undefined, why="a single patient cannot be resampled")
+    parts = [np.empty(0)]
     for drawn in patient_draws(np.random.default_rng(seed), n, int(patient.max()) + 1, len(patient)):
         gaps = []
         for y, a, b in defined:
@@ -204,7 +201,15 @@ def compare_means(
             truth, first = known_only(y, a)
             gaps.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, *known_only(y, b)))
         parts.append(np.ma.masked_invalid(gaps).mean(axis=0).filled(math.nan))
-    return _by_draws(undefined, np.concatenate(parts))
+    draws = np.concatenate(parts)
+    draws = draws[~np.isnan(draws)]
+    if len(draws) < 2:
+        return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
+    spread = float(draws.std(ddof=1))
+    p, why = _test(undefined.difference, spread, len(draws) - 1)
+    half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
+    low, high = max(undefined.difference - half, -1.0), min(undefined.difference + half, 1.0)
+    return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
 
 
 def compare_auroc(
@@ -237,29 +242,9 @@ def compare_auroc(
     if math.isnan(undefined.difference):
         kind = "negative" if np.nansum(np.asarray(y, dtype=np.float64)) else "positive"
         return replace(undefined, why=f"no {kind} image")
-    patient = patient_numbers(y, patients)
-    number = int(patient.max()) + 1
-    if number < 2:
-        return replace(undefined, why=_ONE_PATIENT)
-    truth, first = known_only(y, a)
-    second = known_only(y, b)[1]
-    parts = [np.empty(0)]
-    for drawn in patient_draws(np.random.default_rng(seed), n, number, len(truth)):
-        weights = drawn[:, patient]
-        parts.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, truth, second))
-    return _by_draws(undefined, np.concatenate(parts))
-
-
-def _by_draws(undefined: AurocComparison, draws: Floats) -> AurocComparison:
-    """Return a comparison with the interval and the p of its draws, without those that are NaN."""
-    draws = draws[~np.isnan(draws)]
-    if len(draws) < 2:
-        return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
-    spread = float(draws.std(ddof=1))
-    p, why = _test(undefined.difference, spread, len(draws) - 1)
-    half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
-    low, high = max(undefined.difference - half, -1.0), min(undefined.difference + half, 1.0)
-    return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
+    known = ~np.isnan(np.asarray(y, dtype=np.float64))
+    of_known = [np.asarray(part)[known] for part in (y, a, b)]
+    return compare_means([(of_known[0], of_known[1], of_known[2])], patient_numbers(y, patients), n, seed)
 
 
 def _test(difference: float, spread: float, freedom: int) -> tuple[float, str]:
