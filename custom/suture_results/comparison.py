@@ -186,8 +186,8 @@ def compare_means(
         patients, n, seed: as in `compare_auroc`.
     """
     defined = [one for one in classes if not math.isnan(auroc(one[0], one[1]))]
-    areas = [float(np.mean([auroc(one[0], one[k]) for one in defined] or [math.nan])) for k in (1, 2)]
-    undefined = AurocComparison(0, *areas, areas[0] - areas[1], math.nan, math.nan, math.nan)
+    a, b = (float(np.mean([auroc(one[0], one[k]) for one in defined] or [math.nan])) for k in (1, 2))
+    undefined = AurocComparison(0, a, b, a - b, math.nan, math.nan, math.nan)
     if not defined:
         return replace(undefined, why="no class has positive and negative images")
     patient = patient_numbers(np.zeros(np.shape(defined[0][0])), patients)
@@ -196,10 +196,10 @@ def compare_means(
     parts = [np.empty(0)]
     for drawn in patient_draws(np.random.default_rng(seed), n, int(patient.max()) + 1, len(patient)):
         gaps = []
-        for y, a, b in defined:
+        for y, *scores in defined:
             weights = drawn[:, patient[~np.isnan(np.asarray(y, dtype=np.float64))]]
-            truth, first = known_only(y, a)
-            gaps.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, *known_only(y, b)))
+            one, two = (weighted_auroc(weights, *known_only(y, of)) for of in scores)
+            gaps.append(one - two)
         parts.append(np.ma.masked_invalid(gaps).mean(axis=0).filled(math.nan))
     draws = np.concatenate(parts)
     draws = draws[~np.isnan(draws)]

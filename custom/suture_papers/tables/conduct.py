@@ -338,7 +338,7 @@ def _compare_with_first(models: Mapping[str, Path], config: SiteConfig) -> dict[
     first, *others = models
     found: dict[str, dict[str, Any]] = {}
     for row in others:
-        compared = compare(models[first], models[row], config, "test", this_machine().device)
+        compared = compare(models[first], models[row], config, "test", this_machine().device).classes
         found[first] = {name: _score(one.a) for name, one in compared.items()}
         found[row] = {name: _score(one.b) | {"p": _p(one)} for name, one in compared.items()}
     return found
