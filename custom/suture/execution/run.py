@@ -559,7 +559,7 @@ def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
             remedy = "restore it from a backup, or choose another --out"
             raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
         raise ConfigError(
-            f"{out} was begun by suture {printable(maker[0])}, code {printable(maker[1])}. This one, "
+            f"{out} was begun by version {printable(maker[0])} of suture, code {printable(maker[1])}. This one, "
             f"{VERSION}, code {plan.code}, does not continue it: {error}; take that version, or choose "
             "another --out"
         ) from error
