@@ -559,9 +559,9 @@ def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
             remedy = "restore it from a backup, or choose another --out"
             raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
         raise ConfigError(
-            f"{out} was begun by version {printable(maker[0])} of suture, code {printable(maker[1])}. This one, "
-            f"{VERSION}, code {plan.code}, does not continue it: {error}; take that version, or choose "
-            "another --out"
+            f"{out} was begun by version {printable(maker[0])} of suture, code {printable(maker[1])}. "
+            f"This one, {VERSION}, code {plan.code}, does not continue it: {error}; take that version, or "
+            "choose another --out"
         ) from error
     Rounds(out / "state").newest()  # refuses a state of another version
 
