@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suture.cli.common import Detach, FlareStudy, Json, StartupKit, print_line
+from suture.core.errors import ConfigError
 from suture.core.escaping import printable
 from suture.core.files import read_json, write_json
 from suture.core.labels import check_experiment, shown_name
@@ -89,7 +90,13 @@ def results(
     from suture_admin.kits import admin_kit
     from suture_admin.remote import fetch
 
-    show_run(fetch(admin_kit(startup_kit, env, study), job_id, out))
+    if Path(job_id).is_dir():
+        raise ConfigError(f"{job_id} is a folder, not FLARE's id of a job; suture report {job_id} shows it")
+    try:
+        kit = admin_kit(startup_kit, env, study)
+    except ConfigError as error:
+        raise ConfigError(f"job {job_id}: {error}") from error
+    show_run(fetch(kit, job_id, out))
 
 
 def run_remotely(

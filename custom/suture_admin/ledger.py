@@ -109,7 +109,7 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
     if found is None:
         raise ConfigError(
             f"{folder} has no {LEDGER_FILE}: give the workspace of a site, or the folder that its "
-            "suture.toml names as [storage] state; a site has no ledger before its first answer"
+            "suture.toml names as [storage] state. A site has no ledger before its first answer"
         )
     limits = config.privacy if config else PrivacyConfig()
     return Ledger(found / LEDGER_FILE, limits), limits

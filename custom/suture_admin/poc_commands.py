@@ -91,7 +91,7 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
         errors = {kit.name: last_error(kit, clock) for kit in asked}
         said = "".join(f"\n- {name}: {error}" for name, error in errors.items() if error)
         raise FederationError(
-            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s; see log.txt and "
+            f"{', '.join(sorted(missing))} did not register within {_WAIT:.0f} s. See log.txt and "
             f"poc_console.log in their folders in {server.folder.parent}, and stop the rest: suture poc down"
             f"{said}"
         )

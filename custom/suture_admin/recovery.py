@@ -182,7 +182,7 @@ def _check_submitter(user: str, jobs: Sequence[Meta], experiment: str) -> None:
         owner, add = printable(submitters[0], 80), f"shared_with={json.dumps([user])}"
         raise NotOwner(
             f"the experiment {experiment!r} belongs to {owner}, and this startup kit to {user}. "
-            f"Name {owner}'s with --startup-kit DIR; or ask {owner} to share the experiment, by submitting "
+            f"Name {owner}'s with --startup-kit DIR. Or ask {owner} to share the experiment, by submitting "
             f"its job again: suture run JOB --resume --out DIR --set {shlex.quote(add)}"
         )
 

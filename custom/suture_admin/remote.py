@@ -415,7 +415,7 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
         role = meta.get("submitter_role", "ROLE")
         return (
             f"{party} refuses jobs that bring their code or name an image. Submit without --bundle or "
-            f"flare.launcher_spec, with suture installed at every party; or, at {party}, set "
+            f"flare.launcher_spec, with suture installed at every party. Or, at {party}, set "
             f'"byoc" to "any" under permissions.{role} in local/authorization.json and restart it'
         )
     if _NOT_LISTED.search(text):

@@ -75,8 +75,8 @@ def _remove(folder: Path, site: str) -> list[Path]:
     model, state = read_model(packed, plan, where), RunState.from_dict(packed.header, where)
     if earlier := sorted(name for name, round_ in state.sent.items() if round_ < number):
         raise ConfigError(
-            f"{folder}: {', '.join(earlier)} sent no update in round {number}, so rows of an earlier round "
-            "may be part of the model; continue the experiment until every site takes part in a round, or "
+            f"{folder}: {', '.join(earlier)} sent no update in round {number}, so the model may hold weights "
+            "of an earlier round. Continue the experiment until every site takes part in a round, or "
             f"begin a new experiment without {site}"
         )
     kept = states.folder / UPDATES / f"{number:06d}"

@@ -63,7 +63,7 @@ def _definition(folder: Path) -> tuple[Path, dict[str, Any]]:
                     return path, found
     raise ConfigError(
         f"model.name=bundle:{folder}: none of {', '.join(_CONFIGS)} in its configs defines a network "
-        f"({' or '.join(_NAMES)} with a _target_); write a YAML configuration as JSON, or choose another "
+        f"({' or '.join(_NAMES)} with a _target_). Write a YAML configuration as JSON, or choose another "
         "bundle"
     )
 

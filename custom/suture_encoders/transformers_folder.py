@@ -64,7 +64,7 @@ def read_folder(folder: Path) -> tuple[str, Description]:
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"model.name=hf:{folder}: there is no such folder, and Suture downloads nothing; fetch the model "
+            f"model.name=hf:{folder}: there is no such folder, and Suture downloads nothing. Fetch the model "
             "on a machine with a network and name its folder"
         )
     nested = folder / "0_Transformer"  # of earlier versions of sentence-transformers

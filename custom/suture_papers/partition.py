@@ -68,7 +68,7 @@ def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
         splits = " and ".join(sorted({*table.split})) or "train"
         raise DataError(
             f"{table.root}: only {fewest} patients of the split {splits} have {have}, and {k} sites are to "
-            f"get equally many of them; set simulation.clients to at most {fewest}, or use more images"
+            f"get equally many of them. Set simulation.clients to at most {fewest}, or use more images"
         )
     patients = np.asarray(table.patients, dtype=np.str_)
     blocks = []

@@ -264,8 +264,11 @@ def labels(
     console.print(render_lists(lists))
     if page:
         from suture_prepare.atlas_page import write_atlas_page
+        from suture_prepare.study_page import job_of
 
-        write_atlas_page(page, study.expanduser().resolve().name, tables, lists, study_atlas(study))
+        job, _ = job_of(study)
+        title = job.title if job else study.expanduser().resolve().name
+        write_atlas_page(page, title, tables, lists, study_atlas(study))
         print_line(f"page: {page} (exact counts: share it with the study's sites only)")
     if part:
         site, _, file = part.partition("=")

@@ -219,7 +219,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
         if len(levels) < 2:
             return None
         raise DataError(
-            f"{root} has no table, and {len(levels)} levels of folders, such as {paths[0]!r}; name one level "
+            f"{root} has no table, and {len(levels)} levels of folders, such as {paths[0]!r}. Name one level "
             "after the classes (and one after train, validation and test), or write a table"
         )
     below = every[every.index(found[_CLASS]) + 1 :]

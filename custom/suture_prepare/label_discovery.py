@@ -45,8 +45,8 @@ _HEDGED = re.compile(
 """Words that say of a finding that it is absent, or in doubt."""
 _NO_LABEL = re.compile(
     r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
-    r"|female|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
-    r"|.*_complete|redcap_.*)$"
+    r"|female|(patient)?[ _-]?(age|alter|edad)([ _-](group|class|in|at|over|under|years?).*)?|view.*"
+    r"|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?|.*_complete|redcap_.*)$"
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
@@ -291,7 +291,7 @@ def _no_labels(sheet: Sheet, warnings: Collection[str]) -> NoLabelsError:
     asked = "".join(f"\n{warning}" for warning in warnings)
     return NoLabelsError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
-        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
+        f"findings. Its columns are {', '.join(filter(None, sheet.header))}.{asked}\nWrite 1 and 0 into the "
         "table, or write suture.toml by hand (docs/data.md)"
     )
 
@@ -579,8 +579,8 @@ def _read_values(sheet: Sheet, name: str, strange: Collection[str], positive: bo
     if len(strange) > FEW:
         raise DataError(
             f"{sheet.path}, column {name!r}: {number_of(len(strange), 'value')} other than 1, 0, yes, "
-            f"no or blank, such as {min(strange)!r}, so it is not clear which findings are present; "
-            "write 1 and 0 into the column, by a threshold that you choose, or rename it if it says "
+            f"no or blank, such as {min(strange)!r}, so it is not clear which findings are present. "
+            "Write 1 and 0 into the column, by a threshold that you choose, or rename it if it says "
             "something else"
         )
     data: dict[str, Any] = {"value_column": name, "repeated": "merge"}

@@ -172,8 +172,8 @@ def labelled_table(path: Path, split: Which | None, usual: Split) -> Iterator[tu
     if guess.is_draft:
         questions = "\n".join(guess.warnings)
         raise DataError(
-            f"{path} leaves open which labels it has:\n{questions}\nTo answer, write a suture.toml with "
-            f"suture init STUDY --site NAME={path}, edit it, and give it in place of this path"
+            f"{path} leaves open which labels it has:\n{questions}\nTo answer, run suture init STUDY "
+            f"--site NAME={path}, edit the suture.toml, and give it in place of this path"
         )
     values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
     with tempfile.TemporaryDirectory(prefix="suture-") as name:

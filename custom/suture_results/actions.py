@@ -26,7 +26,7 @@ from suture.protocol.decisions import Decisions, DecisionSettings, Rule
 from suture.protocol.messages import FEW
 from suture_results import comparison, saved_models
 from suture_results.card import try_card
-from suture_results.comparison import Compared
+from suture_results.comparison import ModelComparison
 from suture_results.finetuning import tune_own
 from suture_results.finetuning_results import FinetuningResults, read_finetuning_results
 from suture_results.model_export.pictures import Drawn, explain_files
@@ -101,7 +101,7 @@ def compare(
     *,
     per_patient: PerPatient | None = None,
     device: str = "cpu",
-) -> dict[str, Compared]:
+) -> ModelComparison:
     """Compare two saved models on the same images, class by class; arguments as for `evaluate`."""
     with labelled_data(Path(data), split, "test") as (config, which):
         folders = model_folder(first), model_folder(second)

@@ -1,10 +1,12 @@
-"""The card of a model: README.md of its folder, with the front matter that Hugging Face reads, and a page."""
+"""The card of a model: README.md of its folder by Hugging Face's template, with its metadata, and a page."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from suture.core import VERSION
 from suture.core.errors import DataError, is_bug
 from suture.core.escaping import markdown, printable
 from suture.core.files import atomic_write, read_json, read_regular
@@ -69,8 +72,10 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
         job_digest=hashlib.sha256(read_regular(job)).hexdigest() if job.is_file() else None,
         digest=weights_digest(model),
         licence=licence,
+        reads=(reads := encoder_of(spec).reads),
+        version=VERSION,
     )
-    facts = _front_matter(run, metrics, encoder_of(spec).reads, licence)
+    facts = _front_matter(run, metrics, reads, licence)
     front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
     atomic_write(model / "README.md", f"---\n{front}---\n\n{text}".encode())
     atomic_write(model / PAGE, _page(run.title, text).encode())
@@ -94,8 +99,14 @@ def try_card(run_dir: Path) -> None:
 
 def _page(title: str, text: str) -> str:
     # What other parties wrote is no markup here either: `md` has escaped it, and `html` is off.
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    return templates().get_template("card.html").render(title=title, body=Markup(body))
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text.partition("\n")[2])
+    number = count(1)
+    body = re.sub("<table>", lambda _: f'{_SCROLLED} aria-label="Table {next(number)}"><table>', body)
+    body = Markup(body.replace("</table>", "</table></div>"))
+    return templates().get_template("card.html").render(title=title, body=body)
+
+
+_SCROLLED = '<div class="scroll" role="region" tabindex="0"'
 
 
 def rounded(number: int | None) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from suture.cli.common import Json, ModelDevice, console, device_of, emit, print_line
+from suture.cli.common import Json, ModelDevice, bar, console, device_of, emit, plain_table, print_line
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
-from suture.core.escaping import number_of
+from suture.core.escaping import number_of, rich
 from suture.core.files import write_json
 from suture_results.run_options import MaxFailed, Model, figures_table, parse_number_map
 
@@ -90,12 +90,13 @@ def compare(
     split: Chosen = None,
     per_patient: Patients = None,
     device: ModelDevice = None,
+    page: Annotated[Path | None, typer.Option(help="Also write the comparison as a page (HTML).")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
     from suture_results import actions
-    from suture_results.comparison import holm
-    from suture_results.formatting import area
+    from suture_results.comparison import MEAN
+    from suture_results.comparison_page import verdict, write_comparison
 
     found = actions.compare(first, second, data, split, per_patient=per_patient, device=device_of(device))
     if as_json:
@@ -103,19 +104,28 @@ def compare(
         return
     runs = [folder.parent if folder.name == "model" else folder for folder in (first, second)]
     names = [run.name if runs[0].name != runs[1].name else str(run) for run in runs]
-    table = figures_table(
-        f"AUROC (95 % CI), {names[0]} - {names[1]}", *names, "difference (95 % CI)", "p (Holm)"
-    )
-    adjusted = holm([one.difference.p for one in found.values()])
-    for (name, one), p in zip(found.items(), adjusted, strict=True):
-        d = one.difference
-        scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
-        change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
-        table.add_row(name, *scores, change, "—" if p != p else "<.001" if p < 0.001 else f"{p:.3f}")
+    lines = found.lines()
+    what = f"AUROC of {names[0]} against {names[1]}"
+    said = f"{verdict(what, lines[:-1])} Mean difference: {lines[-1].shown} ({lines[-1].bounds})"
+    print_line(said, style="bold")
+    table = plain_table("class", *map(rich, names), "difference (95 % CI)", "p (Holm)")
+    for line in lines:
+        areas = (value.partition(" ")[0] for value in line.values)
+        table.add_row(rich(line.name), *areas, f"{line.shown} ({line.bounds})", line.p_value)
     console.print(table)
-    tested = [p for p in adjusted if p == p]
-    differ = sum(p < 0.05 for p in tested)
-    print_line(f"{number_of(len(tested), 'test')}, {differ or 'none'} significant after Holm's correction")
+    if page is not None:
+        write_comparison(
+            page,
+            lines,
+            title=" against ".join(names),
+            verdict=said,
+            what="Class",
+            heads=names,
+            mean=MEAN,
+            how=f"On the same {_read_by(first)}.",
+            note="Of the first model from the second.",
+        )
+        print_line(f"written: {page}")
 
 
 def decide(
@@ -170,17 +180,13 @@ def _read_by(model: Path) -> str:
     return "documents" if encoder_of(load_spec(model_folder(model))).reads == "text" else "images"
 
 
-def _bounds(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None or low != low else f"({low:.3f}, {high:.3f})"
-
-
 def predict(
     model: Model,
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Images, folders or archives of them, tables that name them, or suture.toml files; for a "
-            "model of text .txt files, or tables with a text column."
+            help="Images, folders or archives of them, tables that name them, or suture.toml files. A model "
+            "of text takes .txt files, or tables with a text column."
         ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
@@ -237,7 +243,7 @@ def predict(
     from suture_results.prediction import left_out, predict_to_csv
 
     decided = _decider(model, decide, prevalence or (), dicom_sr)  # raises before hours of work
-    with _progress() as progress:
+    with bar() as progress:
         frame = predict_to_csv(
             model,
             sources,
@@ -332,21 +338,6 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0
             f"{unreported:,} of {len(frame):,} predicted {frame.index.name}s have no report; the reasons "
             f"are above. --max-failed {failed + unreported} accepts this"
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Show what is done and the time that is left, on a terminal; nothing where the output is a pipe."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(
-        BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True
-    ) as shown:
-        task = shown.add_task("", total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def explain(

@@ -32,6 +32,8 @@ from suture.learning.metrics import (
     weighted_auroc,
 )
 from suture.protocol.messages import FEW, ClassScore, few
+from suture_results.comparison_page import Difference
+from suture_results.formatting import area, interval
 from suture_results.saved_models import PerPatient, evaluate
 
 _ROUNDING = 1e-12
@@ -70,6 +72,32 @@ class Compared:
     a: ClassScore
     b: ClassScore
     difference: AurocComparison
+
+
+@dataclass(frozen=True)
+class ModelComparison:
+    """Two models on the same images: each class, and the mean over the classes with an AUROC."""
+
+    classes: dict[str, Compared]
+    mean: AurocComparison
+
+    def lines(self) -> list[Difference]:
+        """Return the classes, with p after Holm's correction, and the mean, a test of its own, as lines."""
+        found = [one.difference for one in self.classes.values()]
+        adjusted = [*holm([one.p for one in found]), self.mean.p]
+        shown = [(_with_interval(one.a), _with_interval(one.b)) for one in self.classes.values()]
+        shown.append((area(self.mean.auroc_a), area(self.mean.auroc_b)))
+        of = zip((*self.classes, MEAN), (*found, self.mean), adjusted, shown, strict=True)
+        return [Difference(name, d.difference, d.low, d.high, p, values) for name, d, p, values in of]
+
+
+MEAN = "Mean"
+"""The name of the last line."""
+
+
+def _with_interval(score: ClassScore) -> str:
+    bounds = None if score.low is None or score.high is None else (score.low, score.high)
+    return area(score.auroc) + (f" ({interval(bounds)})" if bounds else "")
 
 
 @dataclass(frozen=True)
@@ -115,7 +143,7 @@ def compare(
     device: str = "cpu",
     draws: int = 1000,
     per_patient: PerPatient | None = None,
-) -> dict[str, Compared]:
+) -> ModelComparison:
     """Compare two saved models on every class that both have and the data label (MIDL 2023, Appendix B).
 
     Arguments as for `evaluate`; the classes have the data's names. One with fewer than `FEW` positives or
@@ -138,7 +166,50 @@ def compare(
             why = f"fewer than {FEW} positives or negatives"
             difference = replace(difference, low=math.nan, high=math.nan, p=math.nan, why=why)
         found[name] = Compared(a_score, b_score, difference)
-    return found
+    columns = [(one.columns[name], two.columns[name]) for name in names]
+    classes = [(one.y[:, i], one.scores[:, i], two.scores[:, j]) for i, j in columns]
+    return ModelComparison(found, compare_means(classes, one.patients, draws))
+
+
+def compare_means(
+    classes: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
+    patients: Patients,
+    n: int = 1000,
+    seed: int = 0,
+) -> AurocComparison:
+    """Compare two models' mean AUROC over classes by a paired bootstrap over patients.
+
+    A draw is the same for every class and both models; its mean is over the classes that have an AUROC in it.
+
+    Args:
+        classes: of each its labels, and the scores of either model, as in `compare_auroc`.
+        patients, n, seed: as in `compare_auroc`.
+    """
+    defined = [one for one in classes if not math.isnan(auroc(one[0], one[1]))]
+    a, b = (float(np.mean([auroc(one[0], one[k]) for one in defined] or [math.nan])) for k in (1, 2))
+    undefined = AurocComparison(0, a, b, a - b, math.nan, math.nan, math.nan)
+    if not defined:
+        return replace(undefined, why="no class has positive and negative images")
+    patient = patient_numbers(np.zeros(np.shape(defined[0][0])), patients)
+    if not patient.any():
+        return replace(undefined, why="a single patient cannot be resampled")
+    parts = [np.empty(0)]
+    for drawn in patient_draws(np.random.default_rng(seed), n, int(patient.max()) + 1, len(patient)):
+        gaps = []
+        for y, *scores in defined:
+            weights = drawn[:, patient[~np.isnan(np.asarray(y, dtype=np.float64))]]
+            one, two = (weighted_auroc(weights, *known_only(y, of)) for of in scores)
+            gaps.append(one - two)
+        parts.append(np.ma.masked_invalid(gaps).mean(axis=0).filled(math.nan))
+    draws = np.concatenate(parts)
+    draws = draws[~np.isnan(draws)]
+    if len(draws) < 2:
+        return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
+    spread = float(draws.std(ddof=1))
+    p, why = _test(undefined.difference, spread, len(draws) - 1)
+    half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
+    low, high = max(undefined.difference - half, -1.0), min(undefined.difference + half, 1.0)
+    return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
 
 
 def compare_auroc(
@@ -171,25 +242,9 @@ def compare_auroc(
     if math.isnan(undefined.difference):
         kind = "negative" if np.nansum(np.asarray(y, dtype=np.float64)) else "positive"
         return replace(undefined, why=f"no {kind} image")
-    patient = patient_numbers(y, patients)
-    number = int(patient.max()) + 1
-    if number < 2:
-        return replace(undefined, why="a single patient cannot be resampled")
-    truth, first = known_only(y, a)
-    second = known_only(y, b)[1]
-    parts = [np.empty(0)]
-    for drawn in patient_draws(np.random.default_rng(seed), n, number, len(truth)):
-        weights = drawn[:, patient]
-        parts.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, truth, second))
-    draws = np.concatenate(parts)
-    draws = draws[~np.isnan(draws)]
-    if len(draws) < 2:
-        return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
-    spread = float(draws.std(ddof=1))
-    p, why = _test(undefined.difference, spread, len(draws) - 1)
-    half = spread * float(stats.t.ppf(0.975, len(draws) - 1))
-    low, high = max(undefined.difference - half, -1.0), min(undefined.difference + half, 1.0)
-    return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
+    known = ~np.isnan(np.asarray(y, dtype=np.float64))
+    of_known = [np.asarray(part)[known] for part in (y, a, b)]
+    return compare_means([(of_known[0], of_known[1], of_known[2])], patient_numbers(y, patients), n, seed)
 
 
 def _test(difference: float, spread: float, freedom: int) -> tuple[float, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,11 @@ def hundredths(value: float | None) -> str:
 def interval(bounds: tuple[float, float] | None) -> str:
     """Return the bounds of an interval with three decimals."""
     return DASH if bounds is None else f"{bounds[0]:.3f}–{bounds[1]:.3f}"
+
+
+def p_value(p: float) -> str:
+    """Return a p in three digits; NaN, no test, is a dash."""
+    return DASH if math.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}"
 
 
 def count(value: int | None) -> str:

@@ -7,15 +7,17 @@ patients of each site, and the seeds, the same for all methods; so an easy draw 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.escaping import as_csv
+from suture.core.escaping import as_csv, number_of
 from suture.core.files import atomic_write, read_json, write_json
 from suture.core.runtime import seed_for
 from suture.data.config import CONFIG, SiteConfig, write_site_config
@@ -23,12 +25,16 @@ from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
 from suture.execution.exact_figures import hidden_names
 from suture.execution.job import Job, settings_of, with_settings
+from suture.execution.progress import follow
 from suture.execution.run import run_job
 from suture.execution.sites import this_machine
 from suture.execution.study import StudySites
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
+from suture_results.comparison import holm
+from suture_results.comparison_page import Difference, verdict, write_comparison
+from suture_results.formatting import area, interval
 from suture_results.refusals import refusals
-from suture_results.report import ALONE, templates
+from suture_results.report import ALONE
 from suture_results.saved_models import GLOBAL, Evaluated, evaluate, models_of
 
 DRAWS = 1000
@@ -45,13 +51,17 @@ class MethodFigures:
         title: of the method.
         mean: mean AUROC over units and seeds, and its 95 % interval.
         difference: from the sites alone, and its paired interval; None for the sites alone.
+        p: of no difference, by the same draws, after Holm's correction over the methods; None with it.
         seeds: the mean of each seed.
+        gains: the difference from the sites alone with each seed.
     """
 
     title: str
     mean: tuple[float, float, float]
     difference: tuple[float, float, float] | None
+    p: float | None
     seeds: list[float]
+    gains: list[float]
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,24 @@ class Compared:
     missing: list[str]
     page: Path
 
+    def lines(self) -> list[Difference]:
+        """Return the methods as lines of a table or page, without the sites alone."""
+        return [
+            Difference(
+                one.title,
+                *one.difference,
+                one.p,
+                (f"{area(one.mean[0])} ({interval(one.mean[1:])})", " ".join(f"{g:+.3f}" for g in one.gains)),
+            )
+            for one in self.methods.values()
+            if one.difference is not None and one.p is not None
+        ]
+
+    @property
+    def verdict(self) -> str:
+        """What the comparison has found, in a sentence."""
+        return verdict("Mean AUROC against each site alone", self.lines())
+
 
 def compare_methods(
     job: Job,
@@ -85,6 +113,7 @@ def compare_methods(
     folds: int | None = None,
     workers: int | None = None,
     report: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
 ) -> Compared:
     """Train each method with each seed on the study of a job, and compare the models; runs that are there are
     kept, and an interrupted one continues.
@@ -95,7 +124,8 @@ def compare_methods(
         seeds: number of seeds, from that of the job on.
         folds: parts of each site's patients, each of which is the test data once; None keeps the splits.
         workers: as for `run_job`.
-        report: receives a line for each run.
+        report: receives a line for each thing to know beforehand.
+        progress: receives the rounds that are done, those of all runs, and the name of the run.
 
     Raises:
         ConfigError: a site refuses a method, or a method the data; nothing has been trained.
@@ -119,16 +149,20 @@ def compare_methods(
         divided = {str(k + 1): _fold(configs, out / "folds" / str(k + 1), k, folds) for k in range(folds)}
         parts = {part: replace(sites, limits=job.simulation.limits) for part, sites in divided.items()}
     found: dict[tuple[str, int, str, str], Evaluated] = {}
-    for part, sites in parts.items():
-        for name, chosen in jobs.items():
-            for seed in range(job.seed, job.seed + seeds):
-                folder = out / "runs" / f"{name}-{part}-{seed}"
-                report(f"{name}, seed {seed}" + (f", fold {part} of {folds}" if folds else ""))
-                _train(replace(chosen, simulation=sites, seed=seed), folder, workers)
-                models = models_of(folder)
-                for site, config in sites.configs().items():
-                    model = models.get(site) or models[GLOBAL]
-                    found[name, seed, part, site] = evaluate(model, config, "test", this_machine().device)
+    runs = list(product(parts, jobs, range(job.seed, job.seed + seeds)))
+    for number, (part, name, seed) in enumerate(runs):
+        folder, sites = out / "runs" / f"{name}-{part}-{seed}", parts[part]
+        title = f"{name}, seed {seed}" + (f", fold {part} of {folds}" if folds else "")
+
+        def show(done: int, before: int = number * job.rounds, title: str = title) -> None:
+            progress(before + done, len(runs) * job.rounds, title)
+
+        show(0)
+        _train(replace(jobs[name], simulation=sites, seed=seed), folder, workers, show)
+        models = models_of(folder)
+        for site, config in sites.configs().items():
+            model = models.get(site) or models[GLOBAL]
+            found[name, seed, part, site] = evaluate(model, config, "test", this_machine().device)
     titles = {name: chosen.method.about.title for name, chosen in jobs.items()}
     return _write(_figures(found, titles, out), job, seeds, folds)
 
@@ -168,10 +202,16 @@ def _fold(configs: Mapping[str, SiteConfig], folder: Path, k: int, folds: int) -
     return StudySites(str(folder))
 
 
-def _train(job: Job, folder: Path, workers: int | None) -> None:
+def _train(job: Job, folder: Path, workers: int | None, show: Callable[[int], None]) -> None:
+    def take(line: str) -> None:
+        event = json.loads(line)
+        if event["event"] == "committed":
+            show(event["round"])
+
     begun = (folder / "run.json").is_file()
     if not begun or read_json(folder / "run.json").get("status") != "finished":
-        run_job(job, "local", folder, resume=begun, workers=workers)
+        with follow(folder / "events.jsonl", take):
+            run_job(job, "local", folder, resume=begun, workers=workers)
 
 
 def _figures(
@@ -211,12 +251,16 @@ def _figures(
         raise DataError("no class has a positive and a negative test image that every method has learned")
     means = {name: np.nanmean([one[name] for one in areas.values()], axis=0) for name in titles}
     drawn_means = {name: np.take_along_axis(of, chosen.T, axis=0).mean(axis=0) for name, of in means.items()}
+    tested = {name: of - drawn_means[ALONE] for name, of in drawn_means.items() if name != ALONE}
+    adjusted = dict(zip(tested, holm([_p_of(draws[1:]) for draws in tested.values()]), strict=True))
     methods = {
         name: MethodFigures(
             titles[name],
             _with_bounds(of),
-            None if name == ALONE else _with_bounds(of - drawn_means[ALONE]),
+            _with_bounds(tested[name]) if name in tested else None,
+            adjusted.get(name),
             means[name][:, 0].tolist(),
+            (means[name] - means[ALONE])[:, 0].tolist(),
         )
         for name, of in drawn_means.items()
     }
@@ -242,10 +286,27 @@ def _with_bounds(values: Floats) -> tuple[float, float, float]:
     return float(values[0]), float(low), float(high)
 
 
+def _p_of(draws: Floats) -> float:
+    """Return the two-sided p of no difference, by the share of draws beyond it, as their interval is."""
+    draws = draws[~np.isnan(draws)]
+    beyond = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    return min(1.0, 2 * (beyond + 1) / (len(draws) + 1))
+
+
 def _write(done: Compared, job: Job, seeds: int, folds: int | None) -> Compared:
     """Write comparison.json and comparison.html."""
     facts = {"job": job.name, "title": job.title, "rounds": job.rounds, "seeds": seeds, "folds": folds}
-    write_json(done.page.with_suffix(".json"), {**facts, **asdict(done), "page": done.page.name})
-    page = templates(Path(__file__).parent).get_template("comparison.html")
-    atomic_write(done.page, page.render(done=done, **facts).encode())
+    found = {**asdict(done), "page": done.page.name}
+    write_json(done.page.with_suffix(".json"), {**facts, "verdict": done.verdict, **found})
+    pairs = sum(map(len, done.sites.values()))
+    how = f"Each method was trained for {number_of(job.rounds, 'round')} with {number_of(seeds, 'seed')}, on "
+    how += f"{folds} folds of each site's patients." if folds else "the same splits."
+    note = f"Of the mean AUROC over {number_of(pairs, 'pair')} of a site and a class, from each site alone."
+    if seeds == 1:
+        note += " One seed says nothing about repeated training; use more."
+    titles = {name: "Alone" if name == ALONE else one.title for name, one in done.methods.items()}
+    heads = ("Mean AUROC (95 % CI)", "Difference with each seed")
+    shown = {"sites": done.sites, "images": done.images, "counts": done.counts, "missing": done.missing}
+    top = {"title": f"{job.title}: methods compared", "verdict": done.verdict, "how": how, "note": note}
+    write_comparison(done.page, done.lines(), what="Method", heads=heads, titles=titles, **top, **shown)
     return done

@@ -143,7 +143,7 @@ def outlier_notes(found: Mapping[str, SiteUpdates]) -> list[str]:
     return [
         f"Two groups of sites have sent updates that differ: {', '.join(others) or 'none'}; and "
         f"{', '.join(marked)}. One group may have other data, or not follow the method. These marks cannot "
-        "tell which: where half of the sites or more agree to lie, an honest one is marked, and no liar."
+        "tell which: where half of the sites or more agree to lie, only an honest one is marked."
     ]
 
 

@@ -261,8 +261,8 @@ class Model:
             found = probabilities(self.network(on_device), self.network.labels.label_type).cpu()
         if not bool(torch.isfinite(found).all()):
             raise ConfigError(
-                "the model gives no finite probabilities, so its weights (model.safetensors) or its "
-                "preprocessing (model.json) are damaged; restore both files, or train it again"
+                "the model gives no finite probabilities, so its weights or its preprocessing are damaged. "
+                "Restore model.safetensors and model.json, or train it again"
             )
         return found
 

@@ -52,9 +52,10 @@ def refusals(configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet], 
         alike = job.method, label_type, owners, len(configs)
         checks.append(partial(check_same_classes, job.secure_aggregation, *alike))
         checks.append(partial(check_decision, job.decision, *alike))
-    if label_types and any(config.privacy.epsilon for config in configs.values()):
+    protected = [site for site, config in configs.items() if config.privacy.epsilon]
+    if label_types and protected:
         model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
-        checks.append(partial(check_batch_norm, model, plan, job.rounds))
+        checks += [partial(check_batch_norm, site, model, plan, job.rounds) for site in protected]
     for check in checks:
         try:
             check()

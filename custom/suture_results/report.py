@@ -265,15 +265,17 @@ def templates(*folders: Path) -> Environment:
 
 def contents(main: str) -> Markup:
     """Return the sections of a page, each with an anchor, below a list of links to them."""
-    links: list[str] = []
+    links: dict[str, str] = {}
 
     def anchored(heading: re.Match[str]) -> str:
         name = re.sub(r"\W+", "-", heading[1].lower())
-        links.append(f'<a href="#{name}">{heading[1]}</a>')
+        name += f"-{len(links)}" if name in links else ""
+        links[name] = f'<a href="#{name}">{heading[1]}</a>'
         return f'<h2 id="{name}">{heading[1]}</h2>'
 
     sections = re.sub("<h2>(.+?)</h2>", anchored, main)
-    return Markup(f'<nav class="contents" aria-label="Contents">{" ".join(links)}</nav>\n{sections}')
+    nav = f'<nav class="contents" aria-label="Contents">{" ".join(links.values())}</nav>\n'
+    return Markup(nav * (len(links) > 2) + sections)
 
 
 def _visible(value: Any) -> Any:

@@ -86,8 +86,8 @@ def why_unmeasured(counts: Mapping[str, tuple[int | None, int | None]]) -> str:
     for site, (positives, negatives) in counts.items():
         if positives is None or negatives is None:
             cause = (
-                "withheld, because fewer than min_count images have it, or lack it, or because one patient "
-                "would move the figure by over half its range (`suture data check` says which)"
+                "withheld, because fewer than min_count images have it or lack it, or one patient "
+                "would move it by over half its range (`suture data check`)"
             )
         elif positives or negatives:
             kind, n = ("negative", positives) if positives else ("positive", negatives)

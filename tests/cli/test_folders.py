@@ -93,6 +93,16 @@ def test_paths_are_checked_before_anything_is_read_or_asked(
     assert not (tmp_path / "s").exists()
 
 
+def test_what_is_no_model_no_site_and_no_job_is_named(trained: Trained, tmp_path: Path) -> None:
+    site, out = trained.study / "alpha", tmp_path / "p.csv"
+    with refused("nosuch does not exist", by=ConfigError):
+        suture("predict", tmp_path / "nosuch", site, "-o", out)
+    with refused("job.toml is a job", "suture.toml", by=ConfigError):
+        suture("predict", trained.run, trained.study / "job.toml", "-o", out)
+    with refused(trained.run, "suture report", by=ConfigError):
+        suture("results", trained.run)
+
+
 @pytest.mark.complete
 def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> None:
     """Enough images, and too few positive ones: by the losses that are sent, no round could be selected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import get_args
 
@@ -70,6 +71,9 @@ def test_the_command_lists_methods_by_what_they_answer_and_answers_a_slip(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
+    theirs = [*rows(), ("method", "surgical", "not usable: two packages register it")]
+    monkeypatch.setattr(catalogue, "rows", lambda: theirs)
+    assert json.loads(suture("list", "methods", "--json"))["result"]["surgical"].startswith("Surgical")
     heads = {line.strip() for line in suture("list", "methods").splitlines()} & {*get_args(Question)}
     assert heads == {kind.about.question for kind in METHODS.values()}
     assert "suture[lite]" in suture("list", "models")

@@ -151,6 +151,10 @@ def test_weights_that_do_not_fit_name_file_and_tensor(name: str, tmp_path: Path)
     torch.save({"fc.weight": torch.ones(1)}, path)
     with refused("a.pth", "conv", by=ConfigError):
         built_model(spec, pretrained=True)
+    # As many of the small network's names stand in several blocks of another one.
+    torch.save({f"{block}.conv1.weight": torch.ones(1) for block in "ab"}, path)
+    with refused("a.pth", "does not contain", "small CNN", by=ConfigError):
+        built_model(ModelSpec("cnn", size=16, weights=str(path)), pretrained=True)
 
 
 def test_a_download_without_a_network_says_what_to_do(

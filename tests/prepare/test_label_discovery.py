@@ -144,9 +144,12 @@ def test_a_column_of_one_class_a_row_is_multiclass(tmp_path: Path) -> None:
 
 
 def test_every_column_has_a_meaning_or_a_reason(tmp_path: Path) -> None:
-    header = ["Mass", "implant", "Age", "note", "Sex"]
-    found = labelled(tmp_path, header, ["1", "0", "44", "", "1"], ["0", "1", "45", "", "0"])
-    assert (found.data["labels"], found.doubtful) == (["Mass", "implant"], ("implant",))
+    header = ["Mass", "implant", "Age", "note", "Sex", "patient_age", "age_related_md"]
+    found = labelled(
+        tmp_path, header, ["1", "0", "44", "", "1", "0", "0"], ["0", "1", "45", "", "0", "1", "1"]
+    )
+    assert found.data["labels"] == ["Mass", "implant", "age_related_md"]
+    assert found.doubtful == ("implant", "age_related_md")
     assert any("'implant'" in warning for warning in found.warnings)
     named = {found.data["image_column"], found.data["patient_column"], *found.data["labels"], *found.left_out}
     assert named == set(found.columns)

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from rich.console import Console
 
 from example_run import LABELS, OVERALL, SITES, metrics_record, run_record
@@ -24,6 +26,8 @@ from suture_results.card import PAGE, rounded, try_card, write_card
 from suture_results.report import write_report
 from suture_results.tables import class_table
 from world import refused, suture
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def test_the_figures_are_those_of_the_run(run_dir: Path) -> None:
     text = write_card(run_dir).read_text()
     metrics = (run_dir / "metrics.json").read_text()
     known = {f"{float(number):.3f}" for number in re.findall(r"\d+\.\d+", metrics)}
-    found = set(re.findall(r"(?<![\d.])\d\.\d{3}(?![\d.])", text.partition("## Figures")[2]))
+    found = set(re.findall(r"(?<![\d.])\d\.\d{3}(?![\d.])", text.partition("## Evaluation")[2]))
     assert found
     assert found <= known
     for value in json.loads(metrics)["auroc"].values():
@@ -64,6 +68,24 @@ def test_the_front_matter_is_read_and_no_licence_is_invented(run_dir: Path) -> N
     assert yaml.safe_load(text.split("---\n")[1])["license"] == "apache-2.0"
 
 
+def test_the_code_of_the_card_runs_and_the_citation_is_that_of_the_project(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_card(run_dir).read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (run_dir / "images").mkdir()
+    Image.fromarray(np.zeros((40, 40), np.uint8)).save(run_dir / "images" / "a.png")
+    monkeypatch.chdir(run_dir)
+    exec(code, {})
+    assert "a.png" in capsys.readouterr().out
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", text, re.DOTALL)
+    names = [author["name"] for author in cited["authors"]]
+    assert all(
+        f"{{{value}}}" in entry for value in (cited["title"], cited["version"], cited["license"], *names)
+    )
+
+
 def test_counts_are_rounded_and_foreign_text_is_no_markup() -> None:
     told = ["—", "< 10", "< 10", "10", "99", "150", "1100"]
     assert [rounded(n) for n in (None, 0, 9, 10, 99, 149, 1057)] == told
@@ -76,12 +98,12 @@ def test_the_page_says_what_the_card_says_and_foreign_text_is_no_markup(run_dir:
     change(run_dir, title=bad, notes=[{"code": "method", "values": {"text": bad}}])
     card = write_card(run_dir).read_text()
     page = (run_dir / "model" / PAGE).read_text()
-    body = page.partition("<body>")[2]
+    body = re.sub(r"(?s)<(nav|pre)\b.*?</\1>", "", page.partition("<body")[2])  # its own links and code
     assert not re.findall(r"<(script|a|img|code)\b", body)
     assert "&lt;script&gt;" in body
-    assert not re.findall(r"<[^>]*\b(?:src|href)=|url\(|@import", page)  # it needs no other file
+    assert not re.findall(r"<[^>]*\b(?:src|href)=(?!\"#)|url\(|@import", page)  # it needs no other file
     assert body.count("<h1>") == 1
-    assert body.count("<h2>") == card.count("\n## ")
+    assert body.count("<h2 ") == card.count("\n## ")
     for value in json.loads((run_dir / "metrics.json").read_text())["auroc"].values():
         assert value is None or f"{value:.3f}</td>" in body
 

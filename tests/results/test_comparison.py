@@ -19,7 +19,8 @@ from suture.core.labels import LabelSet
 from suture.core.vocabulary import read_word_list
 from suture.data.table import Table
 from suture.learning.metrics import mean_sd
-from suture_results.comparison import Comparison, compare_auroc, compare_pairs
+from suture_results.comparison import Comparison, compare_auroc, compare_means, compare_pairs
+from suture_results.comparison_page import Difference, verdict
 from suture_results.cooccurrence import (
     RELATED,
     Contingency,
@@ -153,6 +154,40 @@ def test_differences_of_aurocs() -> None:
     assert compare_auroc(Y, A, [10 * s - 3 for s in A]).p == 1
     more = compare_auroc([NAN, *Y], [NAN, *A], [0.3, *B], ["z", *PATIENTS])
     assert more == compare_auroc(Y, A, B, PATIENTS)  # unknown labels are left out
+
+
+def test_the_mean_over_classes_is_drawn_by_patient_for_all_classes_alike() -> None:
+    rng = np.random.default_rng(3)
+    y = (rng.random((40, 2)) < 0.4).astype(float)
+    a, b = y + rng.normal(size=y.shape), y + rng.normal(scale=3.0, size=y.shape)
+    every = [(y[:, k], a[:, k], b[:, k]) for k in (0, 1)]
+    patients = [str(i // 2) for i in range(40)]
+    one = compare_auroc(*every[0], patients)
+    assert compare_means(every[:1], patients) == one  # a single class without unknown labels
+    found = compare_means([*every, (np.ones(40), a[:, 0], b[:, 0])], patients)  # the last has no negative
+    areas = [compare_auroc(*of, patients) for of in every]
+    assert found.difference == pytest.approx(np.mean([of.difference for of in areas]))
+    assert found.high - found.low < max(of.high - of.low for of in areas)
+    assert math.isnan(compare_means([(np.ones(40), a[:, 0], b[:, 0])], patients).p)
+    assert compare_means(every, ["one"] * 40).why
+
+
+def test_a_verdict_names_what_differs_after_holm() -> None:
+    def line(name: str, value: float, p: float) -> Difference:
+        return Difference(name, value, value - 0.1, value + 0.1, p)
+
+    lines = [
+        line("Mass", 0.2, 0.01),
+        line("Edema", -0.2, 0.04),
+        line("Hernia", 0.1, 0.3),
+        line("Scar", 0, NAN),
+    ]
+    assert (
+        verdict("X", lines)
+        == "X: higher for Mass, lower for Edema, no significant difference in 1 other test."
+    )
+    assert verdict("X", lines[2:]) == "X: no significant difference in 1 test."
+    assert "nothing" in verdict("X", lines[3:])
 
 
 def test_more_draws_do_not_make_a_difference_significant() -> None:

@@ -111,18 +111,22 @@ def test_two_models_are_compared_on_the_classes_that_both_know(
     north = load_site_config(data["north"])
     other = saved_model(tmp_path / "other", ModelSpec("cnn", size=16, hidden=4), EVERY)
     mass = saved_model(tmp_path / "mass", CNN_16, ("Mass",))
-    found = compare(model, other, north, "test", draws=200)
+    found = compare(model, other, north, "test", draws=200).classes
     assert set(found) == {"Mass", "Nodule"}
     for one in found.values():
         assert one.a.auroc is not None
         assert one.b.auroc is not None
         assert one.difference.difference == pytest.approx(one.a.auroc - one.b.auroc, abs=1e-6)
     same = compare(model, model, north, "test", draws=50)
-    assert all(one.difference.p == 1 for one in same.values())
-    assert set(compare(model, mass, north, "test", draws=10)) == {"Mass"}
+    assert all(one.difference.p == 1 for one in same.classes.values())
+    assert (same.mean.difference, same.mean.p) == (0, 1)
+    assert set(compare(model, mass, north, "test", draws=10).classes) == {"Mass"}
     with refused("Mass", by=DataError):
         compare(model, mass, load_site_config(data["south"]), "test")
-    assert "Nodule" in suture("compare", model, other, data["north"])
+    said = suture("compare", model, other, data["north"], "--page", tmp_path / "page.html")
+    assert said.startswith("AUROC of ")
+    shown = (tmp_path / "page.html").read_text()
+    assert all(name in said and f"<th>{name}</th>" in shown for name in ("Mass", "Nodule", "Mean"))
 
 
 @pytest.mark.complete
@@ -231,7 +235,7 @@ def test_a_class_of_few_images_of_a_kind_gets_no_threshold(
     assert f"{left} {('negatives', 'positives')[kind]}" in told
     [line] = [line for line in suture("evaluate", trained.run, external).splitlines() if "Fibrosis" in line]
     assert ("(few)" in line) is (left > 0)
-    assert math.isnan(api.compare(trained.run, trained.run, external)["Fibrosis"].difference.p)
+    assert math.isnan(api.compare(trained.run, trained.run, external).classes["Fibrosis"].difference.p)
     frame.drop(columns=points).to_csv(external, index=False)
     with refused("10", by=DataError):
         api.decide(shutil.copytree(trained.run, tmp_path / "other"), external)
@@ -342,9 +346,15 @@ def test_methods_are_compared_by_the_figures_of_their_models_after_each_site_alo
     study, out = small_study(tmp_path / "study", images=60), tmp_path / "out"
     hide_names(study / "beta")
     words = ["run", study, "--compare", "surgical,vanilla", "--seeds", 2, "--rounds", 1, "--out", out]
-    [told] = (line for line in suture(*words).splitlines() if "label_view" in line)
+    said = suture(*words)
+    [told] = (line for line in said.splitlines() if "label_view" in line)
     assert "beta" in told
+    assert all(
+        f"{name}, seed {seed}" in said for name in ("individual", "surgical", "vanilla") for seed in (3, 4)
+    )
     found = json.loads((out / "comparison.json").read_text())
+    assert found["verdict"] in said
+    assert f"<b>{found['verdict']}</b>" in (out / "comparison.html").read_text()
     assert list(found["methods"]) == ["individual", "surgical", "vanilla"]
     configs = StudySites(str(study)).configs()
     expected = {}
@@ -357,6 +367,9 @@ def test_methods_are_compared_by_the_figures_of_their_models_after_each_site_alo
         expected[name] = np.array(areas, dtype=float)
         assert found["methods"][name]["mean"][0] == pytest.approx(expected[name].mean())
         assert found["methods"][name]["seeds"] == pytest.approx(expected[name].mean(axis=1).tolist())
+        assert found["methods"][name]["gains"] == pytest.approx(
+            (expected[name] - expected["individual"]).mean(axis=1)
+        )
     difference, low, high = found["methods"]["surgical"]["difference"]
     assert difference == pytest.approx((expected["surgical"] - expected["individual"]).mean())
     assert low <= difference <= high

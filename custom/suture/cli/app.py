@@ -131,7 +131,8 @@ def list_(
 
     found: dict[str, dict[str, str]] = {}
     for of, name_of, text in rows():
-        found.setdefault(f"{of.replace(' ', '')}s", {})[name_of] = text
+        # Of a name that another package uses too, the first is ours, and the second why theirs is refused.
+        found.setdefault(f"{of.replace(' ', '')}s", {}).setdefault(name_of, text)
     if as_json:
         emit("list", found if kind is None else found.get(kind, {}))
         return

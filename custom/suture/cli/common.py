@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -95,6 +96,29 @@ def plain_table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=column in ("kind", "method"), overflow="fold")
     return table
+
+
+@contextmanager
+def bar(*, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Show what is done and the time that is left: a line that is rewritten, or a line for each new name."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if not shown or not console.is_terminal:
+        names = {""}
+
+        def take(_done: int, _total: int, name: str = "") -> None:
+            if shown and name not in names:
+                names.add(name)
+                print_line(name)
+
+        yield take
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as live:
+        task = live.add_task("", total=None)
+        yield lambda done, total, name="": live.update(
+            task, completed=done, total=total, description=escape(name)
+        )
 
 
 def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:

@@ -12,6 +12,7 @@ from shutil import which
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from suture.cli.common import (
     Amp,
@@ -23,10 +24,12 @@ from suture.cli.common import (
     SiteThreads,
     StartupKit,
     Trust,
+    bar,
     console,
     guard,
     job_with,
     literal,
+    plain_table,
     print_line,
 )
 from suture.core.entry_points import hook, if_installed
@@ -122,7 +125,7 @@ def run(
         bool,
         typer.Option(
             "--limits",
-            help="Apply the sites' limits of disclosure in local and sim too; without it a study's figures "
+            help="Apply the sites' limits of disclosure in local and sim too; without it a study's metrics "
             "are exact there.",
         ),
     ] = False,
@@ -206,27 +209,25 @@ def _compare(
     quiet: bool,
 ) -> None:
     """Compare methods on a study, and show their means; Ctrl-C leaves what the same command continues."""
-    from rich.table import Table
-
     if env != "local":
         raise ConfigError("--compare trains each site alone, too, which needs --env local")
     folder = (out or Path("runs") / f"{job.name}-comparison").resolve()
-    compare_methods = hook("compare_methods")
-    how = {"seeds": seeds, "folds": folds, "workers": workers}
+    with bar(shown=not quiet) as progress:
+        how = {"seeds": seeds, "folds": folds, "workers": workers, "progress": progress}
+        how |= {} if quiet else {"report": print_line}
+        done = hook("compare_methods")(job, methods, folder, **how)
     if quiet:
-        print_line(str(compare_methods(job, methods, folder, **how).page))
+        print_line(str(done.page))
         return
-    done = compare_methods(job, methods, folder, **how, report=print_line)
-    table = Table(title="mean AUROC (95 % interval)", title_justify="left", show_edge=False)
-    for head in ("Method", "Mean AUROC", "Difference from each site alone"):
-        table.add_column(head)
-    for name, found in done.methods.items():
-        shown = (
-            "{:.3f} ({:.3f} to {:.3f})".format(*of) if of else "" for of in (found.mean, found.difference)
+    print_line(done.verdict, style="bold")
+    table = plain_table("method", "mean AUROC", "difference (95 % CI)", "p (Holm)", "seeds")
+    for line, found in zip(done.lines(), list(done.methods.values())[1:], strict=True):
+        signs = " ".join("+" if gain > 0 else "-" if gain < 0 else "0" for gain in found.gains)
+        table.add_row(
+            escape(line.name), f"{found.mean[0]:.3f}", f"{line.shown} ({line.bounds})", line.p_value, signs
         )
-        table.add_row(name, *shown)
     console.print(table)
-    print_line(f"what each site alone would have reached: {done.page}")
+    print_line(f"the figures of each site: {done.page}")
 
 
 def _with_limits(job: Job, env: Env) -> Job:

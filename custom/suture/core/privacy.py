@@ -10,8 +10,8 @@ from suture.core.validation import Section
 
 NO_ENCRYPTION = (
     "homomorphic encryption is not supported: one key opens every site's updates, and nobody could check "
-    "them; TLS encrypts them in transit, [secure_aggregation] in the job hides them from the server, and "
-    "epsilon or noise under [privacy] in suture.toml protect their content"
+    "them. TLS encrypts them in transit, [secure_aggregation] in the job hides them from the server. "
+    "To protect their content, set epsilon or noise under [privacy] in suture.toml"
 )
 
 Protected = Literal["clip", "noise", "epsilon", "delta"]

@@ -151,7 +151,10 @@ def load_site_config(path: Path) -> SiteConfig:
         if others:
             several = ", ".join(map(str, (path, *others)))
             raise ConfigError(f"{path.parent.parent} is a study with several sites; give one of {several}")
-    return _validate(SiteConfig, _read(path), path)
+    raw = _read(path)
+    if "method" in raw and "data" not in raw:
+        raise ConfigError(f"{path} is a job, not a site's data; give the {CONFIG} of a site")
+    return _validate(SiteConfig, raw, path)
 
 
 def load_server_config(path: Path) -> ServerConfig:

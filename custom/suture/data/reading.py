@@ -510,7 +510,7 @@ def encoding_of(path: Path) -> str:
     if other := re.search(r"[^\0-\x7f]{3}|[\xc2\xc3][\x80-\xbf]|[\x81\x8d\x8f\x90\x9d]", text):
         row = text.count("\n", 0, other.start()) + 1
         raise DataError(
-            f"{path} row {row}: the text is neither UTF-8 nor that of Windows in western Europe (cp1252); "
+            f"{path} row {row}: the text is neither UTF-8 nor cp1252, Windows' in western Europe; "
             "save the table as UTF-8 (in Excel: CSV UTF-8)"
         )
     return "cp1252"

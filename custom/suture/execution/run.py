@@ -267,14 +267,14 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
     if job.secure_aggregation and env == "sim" and workers and job.simulation:
         raise ConfigError(
             f"--workers {workers}: sites that share a process of FLARE's simulator lose their keys of secure "
-            "aggregation between two tasks; leave --workers out, or use --env local"
+            "aggregation between two tasks. Leave --workers out, or use --env local"
         )
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: give 1 or more")
     if job.simulation is None:
         raise ConfigError(
-            f"{job.name} does not simulate its sites, and no folder beside its file has a suture.toml; "
-            "write them with `suture init`, or submit it with --env poc or --env prod"
+            f"{job.name} does not simulate its sites, and no folder beside its file has a suture.toml. "
+            "Write them with `suture init`, or submit it with --env poc or --env prod"
         )
     check_experiment(folder.name)
 
@@ -559,9 +559,9 @@ def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
             remedy = "restore it from a backup, or choose another --out"
             raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
         raise ConfigError(
-            f"{out} was begun by version {printable(maker[0])} of suture (code {printable(maker[1])}), which "
-            f"this one ({VERSION}, {plan.code}) does not continue: {error}; take that version, or choose "
-            "another --out"
+            f"{out} was begun by version {printable(maker[0])} of suture, code {printable(maker[1])}. "
+            f"This one, {VERSION}, code {plan.code}, does not continue it: {error}; take that version, or "
+            "choose another --out"
         ) from error
     Rounds(out / "state").newest()  # refuses a state of another version
 

@@ -356,7 +356,7 @@ def check_paths(out: Path, option: str = "--out") -> None:
         if re.search(r"[\s'\"\\#]", path):
             raise ConfigError(
                 f"FLARE's simulator cannot work with the path {path} ({what}): it has a space, a quote, "
-                "# or a backslash; choose another folder, or --env local, which gives the same model"
+                "# or a backslash. Choose another folder, or --env local, which gives the same model"
             )
 
 

@@ -290,8 +290,8 @@ def _training(settings: Mapping[str, str]) -> TrainingConfig:
     for name in names:
         if reason := unusable(name):
             raise ConfigError(
-                f"device {name!r} cannot be used here: {reason}; choose cpu, cuda, cuda:1 or, for sites in "
-                f"turn, cuda:0,cuda:1 with --device, or correct {_VARIABLES['device']}"
+                f"device {name!r} cannot be used here: {reason}; choose cpu, cuda, cuda:1 or, for several "
+                f"sites, cuda:0,cuda:1 with --device, or correct {_VARIABLES['device']}"
             )
     where = ", ".join(_VARIABLES[key] for key in settings)
     typed = {key: _BOOLEANS.get(value.lower(), value) for key, value in settings.items()}

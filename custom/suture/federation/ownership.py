@@ -114,6 +114,6 @@ def _refusal(experiment: str) -> NotOwner:
     """Return the same words in every case: whose the experiment is, and how far it came, is not told."""
     return NotOwner(
         f"the experiment {experiment!r} is not this submitter's; begin another one (`suture run` without "
-        "--resume, `suture export --experiment NAME`), name its --study, or ask its owner to name you in "
-        f"shared_with; an administrator finds the owner in {OWNER} of its folder"
+        "--resume, `suture export --experiment NAME`), name its --study, or ask to be named in shared_with. "
+        f"An administrator finds the owner in {OWNER} of its folder"
     )

@@ -89,8 +89,8 @@ class Plan:
         sharing = self.method.sharing
         if sharing.batch_norm == "local" and sharing.personal == "nothing":
             raise ConfigError(
-                "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
-                f"{self.method.about.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
+                "batch_norm='local', FedBN, leaves no global model to evaluate, so "
+                f"{self.method.about.title} cannot use it; choose 'average' or 'frozen'"
             )
         if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
             raise ConfigError(
@@ -130,18 +130,18 @@ class Plan:
         if model.weights is None:
             raise ConfigError(
                 f"model.train={model.train!r} freezes the encoder, and {model.name} has no pretrained "
-                "weights; set model.weights to a file, choose a model that has some (suture list models), or "
-                "set model.weights=random for features of random weights"
+                "weights. Set model.weights to a file, or to 'random' for features of random weights. Or "
+                "choose a model that has some (suture list models)"
             )
         if model.reads_features and self.method.about.pixels:
             raise ConfigError(
                 f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
-                "features; set model.views=0, with which the encoder reads every image in each step"
+                "features. Set model.views=0, with which the encoder reads every image in each step"
             )
         if sharing.batch_norm == "local":
             raise ConfigError(
                 "batch_norm='local' (FedBN) keeps each site's batch norm, but "
-                f"model.train={model.train!r} freezes its statistics at every site; set "
+                f"model.train={model.train!r} freezes its statistics at every site. Set "
                 "method.batch_norm='average', or model.train='all'"
             )
         if model.adapters and model.adapters.kind == "bias" and sharing.batch_norm == "frozen":
@@ -156,7 +156,7 @@ class Plan:
         ):
             raise ConfigError(
                 f"{title} keeps the head at each site and shares what is before it, which model.train='head' "
-                "freezes: sites would exchange nothing; set model.hidden, a block that they share, or "
+                "freezes: sites would exchange nothing. Set model.hidden, a block that they share, or "
                 "model.train='all'"
             )
 
@@ -268,8 +268,8 @@ _NEEDED = {"method", "experiment", "code", "model"}
 
 def _other_code(party: str, own: str, code: str) -> str:
     return (
-        f"{party} runs another version of suture, or of the method's package, ({own}) than the job or its "
-        f"server states ({code}); install the same version at every party, or export the job again"
+        f"{party} runs another version of suture, or of the method's package, than the job or its "
+        f"server states: {own}, not {code}. Install the same version at every party, or export the job again"
     )
 
 

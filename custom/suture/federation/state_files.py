@@ -212,8 +212,8 @@ def read_state(path: Path) -> Packed:
     header = dict(state.header)
     if header.pop("format", None) != FORMAT:
         raise ConfigError(
-            f"{path} was written by another version of suture, whose states this version cannot read; "
-            "continue the experiment with that version, or begin a new one (another --out, or `suture "
+            f"{path} was written by another version of suture, whose states this version cannot read. "
+            "Continue the experiment with that version, or begin a new one (another --out, or `suture "
             "export --experiment`)"
         )
     return replace(state, header=header)

@@ -133,7 +133,7 @@ def _part(state: Mapping[str, Tensor], name: str, part: Any, share: Share | None
     rows = (share or Share()).rows(name, shape[0]) if shape else torch.arange(0)
     if shape is None or (len(rows), *shape[1:]) != tuple(part.shape):
         raise ConfigError(
-            f"{name} has arrived with shape {tuple(part.shape)}, and the model has {shape and tuple(shape)}: "
-            "make it with the classes of meta['labels'], or name the share of the job's method"
+            f"{name} has arrived with shape {tuple(part.shape)}, and the model has {shape and tuple(shape)}. "
+            "Make it with the classes of meta['labels'], or name the share of the job's method"
         )
     return rows

@@ -113,8 +113,8 @@ class SiteExecutor(Executor):
             if servers and self._fingerprint and servers != self._fingerprint:
                 raise ConfigError(
                     f"plan.json of this site's app, or its number of rounds ({self.rounds}), is not the "
-                    "server's; change it in every app of the job alike (rounds: schedule.json of the server, "
-                    "config_fed_client.json of the sites), or export the job again"
+                    "server's. Export the job again, or change every app of the job alike. Rounds are in "
+                    "schedule.json of the server and config_fed_client.json of the sites"
                 )
         except Aborted:
             raise

@@ -98,8 +98,8 @@ class FederationRecipe(Recipe):
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels or schedule.parents):
             raise ConfigError(
-                "the job's label_map, accept_labels or parents name labels, which only the server may see; "
-                "name the sites (--sites a,b,c) so that they get an app of their own"
+                "the job's label_map, accept_labels or parents name labels, which only the server may see. "
+                "Name the sites (--sites a,b,c) so that they get an app of their own"
             )
         # So that `suture resume` finds the job of an experiment.
         named = {} if "experiment" in unsettled else {EXPERIMENT: plan.experiment}
@@ -296,7 +296,7 @@ def _check_size(job: Path, scheme: str) -> None:
         if size > _HTTP and app.name != "app_server":
             text = (
                 f"{app.name} of {job.name} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of "
-                "more than 4: install the packages at every party and leave out --bundle, or provision with "
+                "more than 4. Install the packages at every party and leave out --bundle, or provision with "
                 "the scheme grpc or tcp"
             )
             if scheme == "http":

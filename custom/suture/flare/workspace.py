@@ -207,8 +207,8 @@ def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
             package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
             root = shlex.quote(str(workspace_root(fl_ctx)))
             raise ConfigError(
-                f"{fl_ctx.get_identity_name()} does not allow the {what} {point.name!r} ({path}{package}); "
-                f"its administrator can allow it with `suture policy {root} --allow "
+                f"{fl_ctx.get_identity_name()} does not allow the {what} {point.name!r} ({path}{package}). "
+                f"Its administrator can allow it with `suture policy {root} --allow "
                 f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
             )
 

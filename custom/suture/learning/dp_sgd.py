@@ -184,6 +184,6 @@ def refuse_batch_norm(model: nn.Module) -> None:
         if isinstance(module, _BatchNorm) and module.training:
             raise ConfigError(
                 f"[privacy] epsilon: the batch norm {name} mixes the images of a batch, so no patient is "
-                'protected; set method.batch_norm = "frozen", model.train = "head", or choose a model '
+                'protected. Set method.batch_norm = "frozen", model.train = "head", or choose a model '
                 "without batch norm"
             )

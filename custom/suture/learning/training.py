@@ -432,7 +432,7 @@ def _single(site: str) -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ConfigError(
-            f"{site}: a batch of one image leaves batch norm a single value, which has no variance; set a "
+            f"{site}: a batch of one image leaves batch norm a single value, which has no variance. Set a "
             'batch_size of 2 or more, give the site more training images, or set method.batch_norm = "frozen"'
         ) from error
 

@@ -149,7 +149,7 @@ class SharingSpec:
         if shared and not rows:
             raise ConfigError(
                 f"method.share.fraction={self.share.fraction:g} is less than one row of every tensor of "
-                "the model, so nothing would be shared; set it higher (0.5 is half)"
+                "the model, so nothing would be shared. Set it higher (0.5 is half)"
             )
         return rows, dict(head) if self.personal == "nothing" and self.share.fraction == 1 else {}
 

@@ -81,7 +81,7 @@ def then_retrained(
     if rounds <= retrain.rounds:
         raise ConfigError(
             f"method.retrain.rounds={retrain.rounds} are taken from the rounds of the run, and it has "
-            f"{rounds}; set rounds to {retrain.rounds + 1} or more, or lower method.retrain.rounds"
+            f"{rounds}. Set rounds to {retrain.rounds + 1} or more, or lower method.retrain.rounds"
         )
     before = (replace(phase, selectable=False) for phase in phases(rounds - retrain.rounds))
     head = Phase(RETRAINING, retrain.rounds, "head", retrain.lr, retrain.epochs, local=retrain.local)

@@ -72,7 +72,7 @@ def source_of(kind: type[Method]) -> Source | None:
         raise ConfigError(
             f"the method {kind.about.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed "
             "package under the entry point 'suture.methods', so other processes and sites cannot load "
-            "it: put it into a package, register and install it, or run with --env local"
+            "it. Put it into a package, register and install it, or run with --env local"
         )
     if file is None:
         raise ConfigError(

@@ -456,7 +456,7 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
         return clinical_vocabulary(spec.tokeniser)
     if spec.vocabulary == CORPUS:
         raise ConfigError(
-            "model.vocabulary=corpus needs all documents in one place, as in a simulation; for a "
+            "model.vocabulary=corpus needs all documents in one place, as in a simulation. For a "
             "federation, make a file from public text with `suture vocab` and name it as "
             "model.vocabulary"
         )
@@ -603,7 +603,7 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
         )
     if spec.padding and spec.longest is None:
         raise ConfigError(
-            "model.padding fills every document up to model.longest; set it, for example to the "
+            "model.padding fills every document up to model.longest. Set it, for example to the "
             "longest document of all sites (`suture data check` shows it for each site)"
         )
     pixels = spec.preprocessing

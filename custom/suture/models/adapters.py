@@ -80,8 +80,8 @@ def add_adapters(
     """
     if own := next((path for path, _ in encoder.named_parameters() if ".lora_" in f".{path}"), None):
         raise ConfigError(
-            f"model.train='adapters': {name} has a tensor {show_value(own)}, which is named like a factor; "
-            "merge its adapters into its weights first, or set model.train='head'"
+            f"model.train='adapters': {name} has a tensor {show_value(own)}, which is named like a factor. "
+            "Merge its adapters into its weights first, or set model.train='head'"
         )
     if adapters.kind == "bias":
         if vectors := _vectors(encoder):

@@ -84,8 +84,8 @@ def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
         shape = tuple(vectors[name].shape)
         if shape != (width,):
             raise ConfigError(
-                f"{key}: the vector of {name!r} in {path} has the shape {shape}, and a row of the head has "
-                f"{width} numbers; set model.neck to the width of the vectors"
+                f"{key}: the vector of {name!r} in {path} has the shape {shape}, and the classifier has "
+                f"{width} weights for each class. Set model.neck to the width of the vectors"
             )
         if not bool(torch.isfinite(vectors[name]).all() and vectors[name].any()):
             raise ConfigError(f"{key}: the vector of {name!r} in {path} is 0 or not finite; compute it again")

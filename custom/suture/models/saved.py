@@ -207,7 +207,8 @@ def _describe(folder: Path) -> _Description:
             "other programs"
         )
     if not path.is_file():
-        raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
+        lacks = "does not contain model.json" if folder.exists() else "does not exist"
+        raise ConfigError(f"{folder} {lacks}; name a finished run, or its model/ folder")
     try:
         found = parse(_Description, read_json(path), "model.json")
         check_portable(found.model, str(path))

@@ -175,12 +175,12 @@ def within(source: Mapping[str, Tensor], names: Collection[str], weights: str) -
     parts = {name.removesuffix(first) for first in wanted[:1] for name in source if name.endswith(first)}
     shared = {part: sum(part + name in source for name in wanted) for part in parts if part[-1:] in ("", ".")}
     best = sorted(part for part, number in shared.items() if number == max(shared.values()))
-    if len(best) > 1:
+    if len(best) > 1 and shared[best[0]] == len(wanted):
         raise ConfigError(
             f"{weights} contains several networks: {', '.join(map(as_word, best))}; write the tensors of one "
             "to a file of its own"
         )
-    part = best[0] if best else ""
+    part = best[0] if len(best) == 1 else ""
     return {name.removeprefix(part): tensor for name, tensor in source.items() if name.startswith(part)}
 
 

@@ -55,7 +55,7 @@ class Thresholds:
     def __post_init__(self) -> None:
         if self.negative >= self.positive:
             raise ConfigError(
-                f"thresholds: negative ({self.negative}) is not below positive ({self.positive}); lower it"
+                f"thresholds: negative, {self.negative}, is not below positive, {self.positive}; lower it"
             )
 
 

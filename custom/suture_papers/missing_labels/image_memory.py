@@ -39,7 +39,7 @@ def recall(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tensor |
     if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept[_OF], _checksum(site)):
         raise ConfigError(
             f"{site.name} had {rows.shape[1]} training images in earlier rounds and now has "
-            f"{len(site.samples['train'])}, or others, or in another order; restore the images and the "
+            f"{len(site.samples['train'])}, or others, or in another order. Restore the images and the "
             "table, or begin a new experiment"
         )
     return rows.T

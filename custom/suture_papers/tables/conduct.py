@@ -103,7 +103,7 @@ def _check_data(table: Table, session: Session) -> None:
     if lacking:
         listed = "\n".join(f"{path}: {', '.join(rows)}" for path, rows in lacking.items())
         raise ConfigError(
-            f"no run was started: these rows need data that are missing from the data root {root}; put "
+            f"no run was started: these rows need data that are missing from the data root {root}. Put "
             f"them there, or let the preset skip them\n{listed}"
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suture.core.entry_points import find_entry_points, load
-from suture.core.errors import ConfigError, check_known, unknown
+from suture.core.errors import ConfigError, check_known, nearest, show_value, unknown
 from suture.core.files import read_toml
 from suture.core.validation import parse
 from suture_papers.tables.spec import TableSpec
@@ -72,10 +72,22 @@ def load_spec(name: str) -> TableSpec:
     """
     path = Path(name) if name.endswith(".toml") else known_tables().get(name, Path(name))
     if not path.is_file():
-        raise unknown("table", name, known_tables())
+        raise _no_table(name)
     spec = parse(TableSpec, read_toml(path), str(path))
     _check(spec, path)
     return spec
+
+
+def _no_table(name: str) -> ConfigError:
+    """Return an error that names the nearest table, or else all by package."""
+    known = known_tables()
+    if not nearest(name, known).startswith("known: "):
+        return unknown("table", name, known)
+    packages: dict[str, list[str]] = {}
+    for table, path in known.items():
+        packages.setdefault(path.parents[1].name, []).append(table)
+    listed = (f"{package}: {', '.join(tables)}" for package, tables in sorted(packages.items()))
+    return ConfigError("\n".join([f"unknown table {show_value(name)}; known, by package:", *listed]))
 
 
 def _check(spec: TableSpec, path: Path) -> None:

@@ -180,7 +180,7 @@ def read_result(store: ResultStore, run: Run) -> Result | None:
     if key := find_change(result.made_with, now):
         raise ConfigError(
             f"{run.name} was run with {key}={result.made_with[key]}, and the job {run.job} now has "
-            f"{key}={now.get(key)}; set the job back, or delete the run's line in {holder.path} "
+            f"{key}={now.get(key)}. Set the job back. Or delete the run's line in {holder.path} "
             "and its folder in --work, and it is done again"
         )
     return result

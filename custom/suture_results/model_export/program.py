@@ -83,7 +83,7 @@ def example_inputs(model: Model, n: int, seed: int = 0) -> tuple[Tensor, ...]:
     if "tokens" in input_names(model):
         raise ConfigError(
             f"a model that reads words ({model.spec.name}) cannot be exported, because torch would fix "
-            "the number and length of the documents; use suture predict, or a model of vectors"
+            "the number and length of the documents. Use suture predict, or a model of vectors"
         )
     generator = torch.Generator().manual_seed(seed)
     if input_names(model) == ("vector",):
@@ -106,7 +106,7 @@ def check(model: Model, run: Run, name: str) -> None:
         if not difference <= TOLERANCE:  # NaN too
             raise SutureError(
                 f"{name} is not written: for {n} random inputs its probabilities differ by "
-                f"{difference:.1e} from the model's, more than {TOLERANCE:.0e}; this version of torch "
+                f"{difference:.1e} from the model's, more than {TOLERANCE:.0e}. This version of torch "
                 "exported a wrong graph"
             )
 

@@ -24,7 +24,7 @@ from suture.federation.server.norms import Direction, Measure, NormBound, Norms,
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.privacy.robust import robustly_merged, site_updates
+from suture.privacy.robust import robustly_merged
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Labels, TaskData, TaskName, Update, ones
 from suture.protocol.packing import VARIANCE, Packed, pack, unpack

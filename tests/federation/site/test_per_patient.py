@@ -276,7 +276,7 @@ def test_what_mixes_patients_is_refused(
 @pytest.mark.parametrize(
     ("method", "privacy", "named"),
     [
-        (replace(PLAIN, batch_norm="average"), {}, "batch norm"),
+        (replace(PLAIN, batch_norm="average"), {}, "alpha: [privacy] epsilon: the batch norm"),
         (replace(PLAIN, local=LocalTraining(batch_size=4_000)), {}, "4000 patients"),
         (
             replace(PLAIN, local=LocalTraining(batch_size=4, iterations=10**6)),

@@ -19,7 +19,7 @@ from suture.learning.training import LocalTraining
 from suture.models import encoder_of
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables.external_tests import site_config
-from suture_papers.tables.loading import known_tables, load_spec, paper_of
+from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import ExternalTest, TableSpec
 from world import refused
@@ -107,6 +107,8 @@ def test_a_file_with_a_mistake_says_where(
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
+    with refused("'qqqqq'", "\nstudies: study_", "\nfedlsm: fedlsm_isic", by=ConfigError):
+        load_spec("qqqqq")
     with refused("nih_overlapp", "nih_overlap'", by=ConfigError):
         load_spec("nih_overlapp")
     with refused("'tin'", "'tiny'", by=ConfigError):
@@ -161,23 +163,6 @@ def test_the_data_root_is_put_in_when_a_run_or_a_test_begins() -> None:
     assert run.arguments(Path("/mnt")) == ["--set", "simulation.root=/mnt/nih", "--set", "seed=1"]
     test = parse(ExternalTest, {"data": {"dataset": "nih", "root": "{data}/a", "table": "{data}/a.csv"}}, "t")
     assert site_config("home", test, Path("/work"), Path("/mnt")).data.root == Path("/mnt/a")
-
-
-def test_the_tables_of_another_package_are_found_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "a_package_with_tables" / "tables"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").write_text('"""Mine: a package."""')
-    written(folder / "mine.toml", SPEC, {"title": "of mine"})
-    monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint("mine", "a_package_with_tables", "suture.tables")
-    monkeypatch.setattr(loading, "find_entry_points", {"suture.tables": {"mine": [point]}}.__getitem__)
-    assert known_tables() == {"mine": folder / "mine.toml"}
-    assert load_spec("mine").title == "of mine"
-    assert (paper_of("mine").name, paper_of("mine").title) == ("a_package_with_tables", "Mine")
-    own = paper_of(str(folder / "mine.toml"))
-    assert (own.name, own.title, list(own.tables)) == ("mine", "of mine", ["mine"])
 
 
 # The papers' tables

@@ -129,9 +129,9 @@ def _index(
     visits, dates = _optional(sheet, config, "visit_column"), _optional(sheet, config, "date_column")
     if visits is None and dates is None:
         raise DataError(
-            f"{sheet.path} has neither a column {config.visit_column!r} nor {config.date_column!r}; "
-            'name one as [data] visit_column or date_column, or write link = "person" if an answer '
-            "applies to all images of its patient"
+            f"{sheet.path} has neither a column {config.visit_column!r} nor {config.date_column!r}. Name "
+            "one as [data] visit_column or date_column. If an answer applies to all images of its patient, "
+            'write link = "person"'
         )
     blank = [""] * len(patients)
     days = list(map(day_of, dates or blank))

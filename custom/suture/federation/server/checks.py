@@ -64,7 +64,7 @@ def check_liars(schedule: Schedule, sites: int) -> None:
     if robust and sites < robust.fewest:
         raise FederationError(
             f"robust.kind={robust.kind!r} with liars={robust.liars} needs {robust.fewest} sites or more, "
-            f"and {sites} take part; remove [robust] or, with 3 sites or more, change liars or kind"
+            f"and {sites} take part. Remove [robust] or, with 3 sites or more, change robust.liars or kind"
         )
 
 
@@ -89,17 +89,17 @@ def check_owners(
     if sites < secure.fewest:
         raise FederationError(
             f"secure_aggregation with colluders={secure.colluders} needs {secure.fewest} sites or more, and "
-            f"{sites} take part; find more sites or, in a new experiment, lower colluders or remove the "
+            f"{sites} take part. Find more sites or, in a new experiment, lower colluders or remove the "
             "section"
         )
     few = {name: owners[name] for name, number in sent.items() if 0 < number < secure.fewest}
     if few:
         listed = "; ".join(f"{name} ({', '.join(annotating) or 'none'})" for name, annotating in few.items())
         raise FederationError(
-            f"secure_aggregation adds the row of a class over its sites, {secure.fewest} or more, and these "
-            f"have fewer: {listed}. Leave such classes out at their sites, find more sites or, in a new "
-            "experiment, remove the section or choose a method whose sites send all rows (vanilla; from a "
-            "server that lies it does not hide such a site's update)"
+            "secure_aggregation adds the classifier weights of a class over the sites that label it, "
+            f"{secure.fewest} or more, and these have fewer: {listed}. Leave such classes out at their "
+            "sites, or find more sites. Or, in a new experiment, remove the section or choose vanilla, whose "
+            "sites send all weights. From a server that lies, vanilla does not hide such a site's update"
         )
 
 
@@ -126,7 +126,7 @@ def check_same_classes(
     if lacking := [name for name, annotating in owners.items() if len(annotating) < sites]:
         raise FederationError(
             f"secure_aggregation: where an image has one class, {method.about.title} needs the same "
-            f"classes at all sites, and not all have {lacking[0]!r}; in a new experiment, remove the section "
+            f"classes at all sites, and not all have {lacking[0]!r}. In a new experiment, remove the section "
             "or choose a method that teaches unknown classes as absent (vanilla)"
         )
 
@@ -154,7 +154,7 @@ def check_decision(
     if lacking := [name for name, annotating in owners.items() if len(annotating) < sites]:
         raise FederationError(
             f"[decision]: where an image has one class, a site of {method.about.title} has probabilities "
-            f"among its own classes, the model among all, and not all sites have {lacking[0]!r}; remove the "
+            f"among its own classes, the model among all. Not all sites have {lacking[0]!r}. Remove the "
             "section and fit thresholds to the trained model with `suture decide`"
         )
 
@@ -176,8 +176,8 @@ def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Be
     why = (f"{s}: {few.format(n) if n else 'no validation images'}" for s, n in sorted(held.items()))
     raise FederationError(
         f"no site has a validation loss that may leave it ({'; '.join(why)}), so no round could be selected "
-        "by selection='site_loss'; give a site more validation images, or set selection='last', or "
-        "'server_metric' with labelled validation data at the server"
+        "by selection='site_loss'. Give a site more validation images, or set selection='last'. With "
+        "labelled validation data at the server, set selection='server_metric'"
     )
 
 

@@ -185,8 +185,8 @@ def _check_systems(group: Group) -> None:
     else:
         linked = ", ".join(sorted({c for _, c in group} - {code, other_code}))
         text = (
-            f"{name!r} ({code}, {_who(group[pair])}) and {other_name!r} ({other_code}, "
-            f"{_who(group[other_pair])}) are different classes by these codes, but the same class by {linked}"
+            f"{name!r}, {code}, {_who(group[pair])}, and {other_name!r}, {other_code}, "
+            f"{_who(group[other_pair])}, are different classes by these codes, but the same class by {linked}"
         )
     raise ClassConflict(f"{text}; {_CORRECT}", group)
 
@@ -645,7 +645,7 @@ def _refuse_shared_generic(registry: SiteRegistry, accept: bool | tuple[str, ...
     for name, sites in shared_generic(unsaid, accept).items():
         raise FederationError(
             f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
-            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is '
+            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING". If it is '
             f'the same class at all of them, accept it (--accept-labels "{name}")'
         )
 

@@ -479,7 +479,7 @@ class Server:
             self.state = replace(self.state, standings=standings)
         if standings.best is None:
             raise FederationError(
-                "no validation loss was measured, so no round can be selected; give the sites "
+                "no validation loss was measured, so no round can be selected. Give the sites "
                 "validation data (enough for their min_loss and min_count), or resume with selection = "
                 "'last'"
             )

@@ -248,8 +248,8 @@ class SiteMasks:
         unnamed = set(own.names) - set(own.one_sided) - self._numbers.keys()
         if wrong := strange | (enough | unnamed) - asked:
             raise MaskingRefused(
-                f"the server asks to train {'with' if strange else 'without'} the class {min(wrong)!r}; the "
-                "site trains all its classes that enough sites have, and no other, or hides nobody's update"
+                f"the server asks to train {'with' if strange else 'without'} the class {min(wrong)!r}. To "
+                "hide each site's update, a site trains all its classes that enough sites have, and no other"
             )
         lists = {part.roster[site].rows for site in part.present}
         if own.label_type == "multiclass" and use.unknown == "masked" and len(lists) > 1:

@@ -232,7 +232,7 @@ class Site:
         if prior := self.trainer.prior:
             check_width(prior, self.trainer.model(labels.names), self.name)
         if config.privacy.epsilon is not None:
-            check_batch_norm(self.trainer.model(labels.names), self.plan, self.rounds)
+            check_batch_norm(self.name, self.trainer.model(labels.names), self.plan, self.rounds)
         counts = {}
         if labels.label_type in allowed.egress.counts:
             counts = label_counts(labels, samples["train"], config.privacy)
@@ -361,8 +361,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         )
     if config.privacy.secure_aggregation and plan.secure_aggregation is None:
         raise MaskingRefused(
-            f"{site}: the job has no [secure_aggregation], so that its server would see the site's update; "
-            "add the section to the job, or remove secure_aggregation under [privacy] in suture.toml"
+            f"{site}: the job has no [secure_aggregation], so that its server would see the site's update. "
+            "Add the section to the job, or remove secure_aggregation under [privacy] in suture.toml"
         )
     if config.data.groups:
         raise ConfigError(

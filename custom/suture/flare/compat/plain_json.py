@@ -86,7 +86,7 @@ def faults(config: Path) -> Iterator[str]:
         try:
             content = json.loads(read_regular(path))
         except (OSError, ValueError, RecursionError) as error:
-            yield f"config/{name} cannot be read as JSON ({type(error).__name__})"
+            yield f"config/{name} is not JSON ({type(error).__name__}); export the job as JSON"
             continue
         # FLARE does not read these two, so names of classes in them may have braces.
         for text in () if str(name) in (PLAN, SCHEDULE) else references(content):

@@ -130,7 +130,7 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         task, own_only = self._contract.task(dxo), self._contract.method.labels.view != "all"
         labels, own = set(task.labels), set(self._names)
         if task.task == "train" and (labels != own if own_only else not labels >= own):
-            raise RejectedUpdate("the task has rows of other classes than the site annotates")
+            raise RejectedUpdate("the task has classifier weights of classes that the site does not label")
         allowed = self._contract.allowed(task, self._names, self.images)
         return replace(allowed, task=without_tensors(task))
 

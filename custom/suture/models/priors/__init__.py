@@ -473,7 +473,7 @@ PRIORS: Registry[PriorEntry] = Registry(
     "prior",
     {
         "phantoms": PriorEntry(
-            "small CNN, MoCo v2 on the demo's phantoms; inside this package",
+            "small CNN, MoCo v2 on the demo's synthetic images; inside this package",
             lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
             128,
             64,
