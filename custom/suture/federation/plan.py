@@ -440,8 +440,8 @@ def check_secure(
         return
     if robust:
         raise ConfigError(
-            f"secure_aggregation and robust.kind={robust.kind!r} exclude each other: a robust merge compares "
-            "the sites' updates, and the server does not see them; remove one of the two sections"
+            f"secure_aggregation and robust.kind={robust.kind!r} exclude each other. Robust aggregation "
+            "compares the sites' updates, which the server does not see; remove one of the two sections"
         )
     if transport != "float32":
         raise ConfigError(

@@ -270,7 +270,7 @@ class LossScale:
         if steps and (scale <= all_skipped or scale < 1):
             raise GradientOverflow(
                 f"{site}: the gradients of round {round_} overflow in fp16, and "
-                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped; set half = "
+                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped. Set half = "
                 '"bf16" under [training], let the round have more steps, or look for broken images',
                 scale,
             )

@@ -100,7 +100,7 @@ def received_weights(received: TaskData, rule: ClassWeights, label_type: LabelTy
     if NAME not in received.channels:
         raise ConfigError(
             f"the server sent no {NAME} with round {received.round}, but class_weights={rule!r} needs "
-            "it; run the same version of suture on both sides, or set class_weights=none"
+            "it. Run the same version of suture on both sides, or set class_weights=none"
         )
     return received.channels[NAME]
 

@@ -71,7 +71,7 @@ def conduct(table: Table, session: Session, at_once: int) -> None:
             if tried[run.name].validation is None:
                 raise ConfigError(
                     f"row {run.row!r}: its run {run.name} has no validation figure to tune "
-                    f"{table.preset.tune.key} by; give the validation data positives and negatives of a "
+                    f"{table.preset.tune.key} by. Give the validation data positives and negatives of a "
                     "class that the row trains, or let the preset skip the row"
                 )
     do_runs(final_runs(table, choose(table, session.store)), session, at_once)

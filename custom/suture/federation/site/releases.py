@@ -545,8 +545,8 @@ def mechanism_of_round(
         )
     if local.batch_size > patients:
         raise ConfigError(
-            f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients} (a "
-            "noisy number); set batch_size under [training] in suture.toml to at most a tenth of its patients"
+            f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients}, a "
+            "noisy number. Set batch_size under [training] in suture.toml to at most a tenth of its patients"
         )
     rate, steps = local.draws_of(patients)
     return Mechanism(multiplier, rate, steps * (1 if local.iterations else local.epochs))
@@ -564,7 +564,7 @@ def planned_multiplier(plan: Plan, config: SiteConfig, rounds: int, patients: in
     if math.isinf(multiplier):
         raise ConfigError(
             f"[privacy] epsilon = {epsilon:g} needs noise of more than {MULTIPLIERS[1]:g} times clip in each "
-            f"of the job's {sum(one.steps for one in steps)} steps; set a larger epsilon, or a smaller "
+            f"of the job's {sum(one.steps for one in steps)} steps. Set a larger epsilon, or a smaller "
             "batch_size under [training], or let the job have fewer rounds"
         )
     return multiplier

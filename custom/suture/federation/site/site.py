@@ -409,8 +409,11 @@ def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:
             raise ConfigError(f"{site}: [privacy] epsilon protects each patient, but {fault}")
 
 
-def check_batch_norm(model: Classifier, plan: Plan, rounds: int) -> None:
-    """Refuse a model whose batch norm would mix patients in a round; see `refuse_batch_norm`."""
+def check_batch_norm(site: str, model: Classifier, plan: Plan, rounds: int) -> None:
+    """Refuse a model whose batch norm would mix patients of the site in a round; see `refuse_batch_norm`."""
     head_only = all(phase.trainable == "head" for phase in plan.method.phases(rounds))
     train_mode(model, plan.method.sharing.batch_norm, head_only=head_only)
-    refuse_batch_norm(model)
+    try:
+        refuse_batch_norm(model)
+    except ConfigError as error:
+        raise ConfigError(f"{site}: {error}") from error

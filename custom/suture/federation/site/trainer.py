@@ -112,7 +112,7 @@ class States:
             if (before := state.header.get(key, now)) != now:
                 raise ComputationChanged(
                     f"{self._site}: {key} was {before} in earlier rounds and is {now} now, which changes the "
-                    "results; set it back under [training] in suture.toml, or begin a new experiment"
+                    "results. Set it back under [training] in suture.toml, or begin a new experiment"
                 )
         return state
 
