@@ -124,7 +124,7 @@ def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Pat
         ),
         ("report nowhere", "nowhere"),
         ("report file", "file"),
-        ("predict nowhere x.png -o o.csv", "model.json"),
+        ("predict nowhere x.png -o o.csv", "nowhere"),
         ("data check nowhere.toml", "nowhere.toml"),
         ("ledger study", "ledger.jsonl"),
         *(

@@ -107,7 +107,7 @@ def test_a_file_with_a_mistake_says_where(
 
 
 def test_a_name_that_is_not_there_is_answered_with_the_nearest() -> None:
-    with refused("'qqqqq'", "\nstudies: study_", "\nfedlsm: fedlsm_isic", by=ConfigError):
+    with refused("'qqqqq'", "\ndrift: private_labels", "\nfedlsm: fedlsm_isic", by=ConfigError):
         load_spec("qqqqq")
     with refused("nih_overlapp", "nih_overlap'", by=ConfigError):
         load_spec("nih_overlapp")
