@@ -34,8 +34,8 @@ def status(
         bool,
         typer.Option(
             "--check",
-            help="End with exit code 1 if a site is silent, missing or refused, a job failed, or the disk of the "
-            "kit is nearly full.",
+            help="End with exit code 1 if a site is silent, missing or refused, a job failed, or the kit's "
+            "disk is nearly full.",
         ),
     ] = False,
     silent: Annotated[

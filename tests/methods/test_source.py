@@ -26,8 +26,8 @@ from suture.core.errors import ConfigError
 from suture.data.batch import Batch
 from suture.methods import METHODS, _load, method_class, outside
 from suture.methods.averaging import LocalAveraging
-from suture.methods.class_weights import WeightedAveraging
 from suture.methods.base import About, LabelUse, Share, SharingSpec, hyperparameters
+from suture.methods.class_weights import WeightedAveraging
 from suture.methods.composed import Composed
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL

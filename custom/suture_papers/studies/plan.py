@@ -44,8 +44,8 @@ def register(design: Design, store: Records, amend: str | None = None) -> None:
     if not (amend and amend.strip()):
         listed = "; ".join(f"{key}: {old} is now {new}" for key, (old, new) in changed.items())
         raise ConfigError(
-            f"the plan of {design.stem} has changed since it was registered on {record['date']}. Set it back, "
-            f"or give the reason with --amend, and the page shows the change: {listed}"
+            f"the plan of {design.stem} has changed since it was registered on {record['date']}. Set it "
+            f"back, or give the reason with --amend, and the page shows the change: {listed}"
         )
     amendments = [*record["amendments"], {"why": amend, **now, "changed": changed}]
     return store.put(PLAN, {**record, "plan": plan, "amendments": amendments})
