@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from suture_papers.studies.conduct import Tuned, final_run, stored, tuned
+from suture_papers.studies.conduct import FIRST, Tuned, final_run, stored, tuned
 from suture_papers.studies.design import Design
 from suture_papers.studies.inference import Difference, Measured, difference
 from suture_papers.studies.measure import measured
@@ -26,6 +26,7 @@ class Line:
         mean: of the metric over folds and seeds.
         folds: number of folds that it was tested in.
         difference: from the control over the same folds; None for the control.
+        first_mean, first: both in the first fold alone, in which every row was tested.
         p: of the primary row as it is, of the others after Holm's correction; NaN where a single fold is not
             tested.
         tuned: what it was tuned to.
@@ -36,9 +37,16 @@ class Line:
     mean: float
     folds: int
     difference: Difference | None
+    first_mean: float
+    first: Difference | None
     p: float
     tuned: Tuned
     seconds: float
+
+    @property
+    def gain(self) -> float:
+        """The difference from the control; 0 for itself."""
+        return self.difference.value if self.difference else 0.0
 
     @property
     def verdict(self) -> str:
@@ -93,7 +101,9 @@ def collect(design: Design, store: Records) -> Outcome | None:
         row: {fold: [measured(record) for record in records] for fold, records in folds.items()}
         for row, (folds, _) in done.items()
     }
-    differences = {row: difference(tests[row], tests[study.control]) for row in done if row != study.control}
+    others, control_runs = [row for row in done if row != study.control], tests[study.control]
+    differences = {row: difference(tests[row], control_runs) for row in others}
+    firsts = {row: difference(_first(tests[row]), control_runs) for row in others}
     secondary = [row for row in differences if row != study.primary and not design.rows[row].single]
     p = dict(zip(secondary, holm([differences[row].p for row in secondary]), strict=True))
     p[study.primary] = differences[study.primary].p
@@ -103,6 +113,8 @@ def collect(design: Design, store: Records) -> Outcome | None:
             mean=_mean(tests[row]),
             folds=len(tests[row]),
             difference=differences.get(row),
+            first_mean=_mean(_first(tests[row])),
+            first=firsts.get(row),
             p=p.get(row, math.nan),
             tuned=done[row][1],
             seconds=float(np.mean([r["seconds"] for records in done[row][0].values() for r in records])),
@@ -135,6 +147,10 @@ def _tests(
                 return None
             found.setdefault(fold, []).append(record)
     return found, one
+
+
+def _first(tests: Mapping[int, list[Measured]]) -> dict[int, list[Measured]]:
+    return {FIRST: tests[FIRST]}
 
 
 def _mean(tests: Mapping[int, list[Measured]]) -> float:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from suture.core.files import atomic_write
 from suture_papers.studies.design import known_studies, load_study
-from suture_papers.studies.inference import POWER
+from suture_papers.studies.inference import POWER, Difference
 from suture_papers.studies.outcome import Line, Outcome, collect
 from suture_papers.studies.plan import changes
 from suture_papers.studies.records import Records
@@ -61,24 +63,24 @@ def page(outcome: Outcome) -> str:
     """Return the page of a setting: verdict, forest plot, table, and the protocol folded."""
     design, metric = outcome.design, METRICS[outcome.design.study.metric]
     whole = {row: line for row, line in outcome.lines.items() if not design.rows[row].single}
-    single = {row: line for row, line in outcome.lines.items() if design.rows[row].single}
     control = outcome.control.name
     heads = ["method", metric, "difference (95 %)", "p", ""]
     parts = [
         f"# {design.title}",
         f"**{verdict(outcome)}**",
         f"![Difference in {metric} from {control}, with its 95 % interval]({design.stem}.svg)",
-        _table(heads, [_cells(line) for line in _sorted(whole)]),
+        _table(heads, [_cells(line) for line in sorted(whole.values(), key=lambda line: -line.mean)]),
         f"{metric}: mean over classes, folds and seeds. Difference: from {control}. The p of "
         f"{outcome.primary.name} is of the one comparison that was fixed beforehand; the others are after "
         "Holm's correction.",
     ]
-    if single:
+    if len(whole) < len(outcome.lines):
+        every = sorted(outcome.lines.values(), key=lambda line: -line.first_mean)
         parts += [
-            "## In one fold",
-            "These methods were run in fold 1 alone, with the learning rate and rounds of a related method. "
-            "Their differences are described, and not tested.",
-            _table(heads[:3], [_cells(line)[:3] for line in _sorted(single)]),
+            "## All methods in one fold",
+            "In fold 1 all methods were run. Those that are missing above have the learning rate and rounds of "
+            "a related method. Differences are described, not tested.",
+            _table(heads[:3], [[line.name, number(line.first_mean), _between(line.first)] for line in every]),
         ]
     parts.append(_protocol(outcome))
     return GENERATED + "\n\n".join(parts) + "\n"
@@ -104,16 +106,15 @@ def verdict(outcome: Outcome) -> str:
     return text
 
 
-def _sorted(lines: Mapping[str, Line]) -> list[Line]:
-    return sorted(lines.values(), key=lambda line: -line.mean)
-
-
 def _cells(line: Line) -> list[str]:
-    found = line.difference
+    p = _p(line.p).removeprefix("p ")
+    return [line.name, number(line.mean), _between(line.difference), p, line.verdict]
+
+
+def _between(found: Difference | None) -> str:
     if found is None:
-        return [line.name, number(line.mean), "control", "–", ""]
-    between = f"{_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)})"
-    return [line.name, number(line.mean), between, _p(line.p).removeprefix("p "), line.verdict]
+        return "control"
+    return f"{_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)})"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -176,9 +177,9 @@ _TOP, _EACH = 6.0, 26.0
 
 def forest(outcome: Outcome) -> Chart:
     """Return a plot of each row's difference from the control: interval, folds, in colour if significant."""
-    study, lines = outcome.design.study, _sorted(
-        {row: line for row, line in outcome.lines.items() if not outcome.design.rows[row].single}
-    )  # fmt: skip
+    study, rows = outcome.design.study, outcome.design.rows
+    lines = [line for row, line in outcome.lines.items() if not rows[row].single]
+    lines.sort(key=lambda line: -line.mean)
     known = [line.difference for line in lines if line.difference]
     reach = [value for d in known for value in (d.low, d.high, *d.folds)]
     axis = ticks(min(0.0, *reach), max(0.0, *reach), most=5)
@@ -232,43 +233,47 @@ def hidden_labels(outcomes: Sequence[Outcome]) -> Chart:
 
 def leaderboard(outcomes: Sequence[Outcome]) -> str:
     """Return the page of all methods in all studies: a heat map, in colour where significant."""
-    rows = _ranked(outcomes)
     heads = "".join(
         f'<th scope="col"><a href="{o.design.stem}.html">{escape(o.design.study.title)}</a>'
         f"<br>{escape(o.design.study.settings[o.design.key].title)}<br>{METRICS[o.design.study.metric]}</th>"
         for o in outcomes
     )
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(_cell(o.lines.get(row)) for o in outcomes)}</tr>\n'
-        for row, name in rows
-    )
+    body = ""
+    for title, rows in _groups(outcomes).items():
+        body += f'<tr><th colspan="{len(outcomes) + 1}">{title}</th></tr>\n'
+        for row, name in rows.items():
+            cells = "".join(_cell(outcome.lines.get(row)) for outcome in outcomes)
+            body += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>\n'
     text = (
         "Each cell is the difference from FedAvg, which counts missing labels as negatives. It is coloured "
-        "where it is significant after Holm's correction. A cell in italics is of one fold and not tested. "
-        "A dot was not run. Hover over a cell for its interval; the page of each study has the protocol. "
-        "[`leaderboard.json`](leaderboard.json) has all values."
+        "where it is significant after Holm's correction. A method of one fold is compared in that fold, and "
+        "not tested. A dot was not run. Hover over a cell for its interval; the page of each study has the "
+        "protocol. [`leaderboard.json`](leaderboard.json) has all values."
     )
     head = f"<thead><tr><th></th>{heads}</tr></thead>"
-    table = f'<div class="board">\n<table>\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>'
+    table = f'<div class="board">\n<table class="heat">\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>'
     return f"{GENERATED}# Leaderboard\n\n{text}\n\n{table}\n"
 
 
-def _ranked(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Return the rows with their names: references first, then by the mean rank over the studies."""
-    ranks: dict[str, list[float]] = {}
-    names: dict[str, str] = {}
-    for outcome in outcomes:
-        # A row of one fold is compared by its difference from the control in that fold.
-        by = {row: line.difference.value if line.difference else 0.0 for row, line in outcome.lines.items()}
-        own = sorted((row for row in by if row not in REFERENCES), key=lambda row: -by[row])
-        for rank, row in enumerate(own):
-            ranks.setdefault(row, []).append(rank / max(1, len(own) - 1))
-        for row, line in outcome.lines.items():
-            names.setdefault(row, line.name)
-    first = [row for row in REFERENCES if row in names]
-    return [
-        (row, names[row]) for row in [*first, *sorted(ranks, key=lambda r: sum(ranks[r]) / len(ranks[r]))]
-    ]
+def _groups(outcomes: Sequence[Outcome]) -> dict[str, dict[str, str]]:
+    """Return the names of the rows by row and group, in each group by the mean rank over the studies."""
+    names = {row: line.name for outcome in reversed(outcomes) for row, line in outcome.lines.items()}
+    whole = {row for outcome in outcomes for row, line in outcome.lines.items() if line.folds > 1}
+    groups = {
+        "References": [row for row in REFERENCES if row in names],
+        "Five folds": [row for row in names if row in whole and row not in REFERENCES],
+        "One fold": [row for row in names if row not in whole and row not in REFERENCES],
+    }
+    found = {}
+    for title, rows in groups.items():
+        ranks: dict[str, list[float]] = {row: [] for row in rows}
+        for outcome in outcomes:
+            own = [row for row in rows if row in outcome.lines]
+            own.sort(key=lambda row: -outcome.lines[row].gain)
+            for rank, row in enumerate(own):
+                ranks[row].append(rank / len(own))
+        found[title] = {row: names[row] for row in sorted(rows, key=lambda row: float(np.mean(ranks[row])))}
+    return {title: rows for title, rows in found.items() if rows}
 
 
 def _cell(line: Line | None) -> str:
@@ -280,9 +285,7 @@ def _cell(line: Line | None) -> str:
     text = _signed(d.value)
     title = f"{number(line.mean)}; 95 % {_signed(d.low)} to {_signed(d.high)}; {line.folds} folds"
     title += "" if math.isnan(line.p) else f"; {_p(line.p)}"
-    return (
-        f'<td class="{line.verdict}" title="{title}">{f"<em>{text}</em>" if line.folds == 1 else text}</td>'
-    )
+    return f'<td class="{line.verdict}" title="{title}">{text}</td>'
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
