@@ -13,7 +13,9 @@ COLUMNS = ("vanilla", "surgical", "surgical_weighted", "central_full")
 
 def test_readme_shows_the_means_of_the_leaderboard_and_marks_significant_ones() -> None:
     section = (ROOT / "README.md").read_text().split("## Results")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| \[[^]]+\]\(docs/results/([\w-]+)\.md\)[^|]*\|(.+)\|$", section, flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[[^]]+\]\(docs/results/([\w-]+)\.md\)[^|]*\|(.+)\|$", section, flags=re.MULTILINE
+    )
     studies = json.loads((ROOT / "docs" / "results" / "leaderboard.json").read_text())["studies"]
     assert len(rows) >= 1
     for stem, cells in rows:

@@ -78,7 +78,7 @@ def page(outcome: Outcome) -> str:
         every = sorted(outcome.lines.values(), key=lambda line: -line.first_mean)
         parts += [
             "## All methods in one fold",
-            "In fold 1 all methods were run. Those that are missing above have the learning rate and rounds of "
+            "In fold 1 all methods were run. Those missing above have the learning rate and rounds of "
             "a related method. Differences are described, not tested.",
             _table(heads[:3], [[line.name, number(line.first_mean), _between(line.first)] for line in every]),
         ]
