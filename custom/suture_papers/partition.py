@@ -387,6 +387,13 @@ class PartitionedSites(ReleasedSites):
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
     fold: Annotated[int, Field(ge=1, le=FOLDS)] | None = None
 
+    def in_fold(self, pooled: Table) -> Table:
+        """Return the rows with the split of the fold, if there is one."""
+        if self.fold is None:
+            return pooled
+        split = by_patient(pooled.patients, pooled.y, seed=self.seed, fold=self.fold)
+        return replace(pooled, split=split)
+
     def write_partitioned(
         self,
         folder: Path,
@@ -408,10 +415,7 @@ class PartitionedSites(ReleasedSites):
             shared: see `suture_papers.partition.class_lists`.
             color: read the images as RGB.
         """
-        to = self.destination(folder, runs, method)
-        if self.fold is not None:
-            split = by_patient(pooled.patients, pooled.y, seed=self.seed, fold=self.fold)
-            pooled = replace(pooled, split=split)
+        to, pooled = self.destination(folder, runs, method), self.in_fold(pooled)
         lists = class_lists(self.classes, pooled.labels, self.clients, shared, self.seed, self.per_client)
         every, held_out = (pooled.labels,) * len(lists), to.server_splits
         known = every if to.method.labels.complete else lists

@@ -69,6 +69,21 @@ def test_no_patient_is_torn_and_row_order_does_not_matter(
     assert dict(zip((str(p) for p, _ in rows), again, strict=True)) == of
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.sampled_from([0.0, 1.0, np.nan])), min_size=1, max_size=120),
+    st.integers(0, 5),
+)
+def test_each_patient_is_tested_in_one_of_five_folds(rows: list[tuple[int, float]], seed: int) -> None:
+    patients, y = [str(p) for p, _ in rows], column([v for _, v in rows])
+    tested = []
+    for fold in range(1, 6):
+        split = by_patient(patients, y, seed=seed, fold=fold)
+        of = dict(zip(patients, split, strict=True))
+        assert [of[p] for p in patients] == list(split), "no patient is torn"
+        tested += [p for p, part in of.items() if part == "test"]
+    assert sorted(tested) == sorted(set(patients))
+
+
 @pytest.mark.parametrize(("positive", "splits"), [(1, 1), (2, 2), (3, 3), (12, 3)])
 @pytest.mark.parametrize("common", [0, 40])
 def test_a_rare_class_is_in_each_split_where_its_patients_are_enough(

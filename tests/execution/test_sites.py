@@ -142,6 +142,18 @@ def test_isic_in_other_ways(ham: str, tmp_path: Path) -> None:
     assert all(config.data.truth == config.data.table for config in alike.values())
 
 
+@pytest.mark.parametrize("partition", ["patients", "dirichlet"])
+def test_each_lesion_is_tested_in_one_of_five_folds(ham: str, tmp_path: Path, partition: str) -> None:
+    tested = []
+    for fold in range(1, 6):
+        simulation = IsicSites(root=ham, classes="all", clients=2, partition=partition, fold=fold)  # type: ignore[arg-type]
+        server, found = tables(prepared(simulation, tmp_path / str(fold), "surgical"))
+        own = {p for p, part in zip(server.patients, server.split, strict=True) if part == "test"}
+        assert not own & set().union(*(table.patients for table in found.values()))
+        tested.append(own)
+    assert sum(map(len, tested)) == len(set().union(*tested)) == 70
+
+
 def test_nih_is_divided_with_validation_at_the_server(nih: Path, tmp_path: Path) -> None:
     simulation = NihSites(clients=8, classes="round_robin", validation="server", root=str(nih))
     configs = prepared(simulation, tmp_path / "s", "fedlsm")

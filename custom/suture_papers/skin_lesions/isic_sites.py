@@ -53,6 +53,7 @@ class IsicSites(PartitionedSites):
                 raise ConfigError(
                     f"partition={self.partition} needs images of every class; set simulation.classes=all"
                 )
+            pooled = self.in_fold(pooled)
             sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
             return write_parts(self.destination(folder, runs, method), pooled, sites)
         return self.write_partitioned(folder, runs, method, pooled, color=True)

@@ -37,8 +37,8 @@ def study(
 
     if name is None and not render:
         raise ConfigError(f"name a study, one of {', '.join(known_studies())}; or give --render")
-    if not render and name is not None:
-        designs = load_study(name)
+    designs = {} if name is None else load_study(name)
+    if not render:
         check_known("setting", setting or next(iter(designs)), designs)
         if data_root is None:
             raise ConfigError("give --data-root DIR, the folder of the data sets, or set SUTURE_DATA")
@@ -46,7 +46,7 @@ def study(
         for design in designs.values() if setting is None else [designs[setting]]:
             store = Records(results / "runs" / f"{design.stem}.jsonl")
             conduct(design, Conduct(store, work.resolve(), data_root.resolve(), jobs, _report, amend))
-    for path in write_pages(results):
+    for path in write_pages(results, designs.values()):
         print_line(f"written: {path}")
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,36 +80,37 @@ def conduct(design: Design, to: Conduct) -> None:
     os.environ.setdefault("SUTURE_CACHE", str(to.work / "cache"))
     context = multiprocessing.get_context("forkserver")  # whose runs need not import torch again
     context.set_forkserver_preload(["suture.execution.run", "suture_papers.studies.measure"])
-    with (
-        ProcessPoolExecutor(to.at_once, context, max_tasks_per_child=1) as processes,
-        ThreadPoolExecutor(to.at_once) as threads,
-    ):
+    processes = ProcessPoolExecutor(to.at_once, context, max_tasks_per_child=1)
+    threads = ThreadPoolExecutor(to.at_once)
 
-        def done(run: Run, what: Measure) -> Record:
-            record = to.store.find(run.name)
-            if record is None:
-                arguments = (
-                    run.job,
-                    run.options(to.data_root),
-                    to.work / run.name,
-                    what,
-                    design.study.metric,
-                )
-                record = processes.submit(_run, *arguments).result() | {"row": run.row}
-                to.store.put(run.name, record)
-                to.report(f"{run.name}: {record.get('mean') or max(record['validation'])}")
-            return record
+    def done(run: Run, what: Measure) -> Record:
+        record = to.store.find(run.name)
+        if record is None:
+            arguments = (run.job, run.options(to.data_root), to.work / run.name, what, design.study.metric)
+            record = processes.submit(_run, *arguments).result() | {"row": run.row}
+            to.store.put(run.name, record)
+            best = max((value for value in record["validation"] if value is not None), default=None)
+            to.report(f"{run.name}: {record.get('mean', best)}")
+        return record
 
-        def tune(row: str) -> None:
-            tuned(design, row, lambda run: done(run, record_validation))
+    def tune(row: str) -> None:
+        tuned(design, row, lambda run: done(run, record_validation))
 
+    try:
         own = [row for row, one in design.rows.items() if not one.like]
-        _all(to, {row: threads.submit(tune, row) for row in own})
+        failed = _all(to, {row: threads.submit(tune, row) for row in own})
         runs = {run.name: run for run in final_runs(design, stored(to.store))}
-        _all(to, {name: threads.submit(done, run, record_test) for name, run in runs.items()})
+        failed |= _all(to, {name: threads.submit(done, run, record_test) for name, run in runs.items()})
+    finally:  # an interruption does not wait for the runs that have not begun
+        threads.shutdown(wait=False, cancel_futures=True)
+        processes.shutdown(wait=False, cancel_futures=True)
+    if failed:
+        listed = "\n".join(f"{name}: {error}" for name, error in failed.items())
+        raise FederationError(f"{len(failed)} runs failed; all others have been done\n{listed}")
 
 
-def _all(to: Conduct, futures: Mapping[str, Any]) -> None:
+def _all(to: Conduct, futures: Mapping[str, Future[Any]]) -> dict[str, str]:
+    """Wait for all, and return the errors of those that failed, by name."""
     names, failed = {future: name for name, future in futures.items()}, {}
     for future in as_completed(names):
         try:
@@ -117,9 +118,7 @@ def _all(to: Conduct, futures: Mapping[str, Any]) -> None:
         except SutureError as error:
             failed[names[future]] = str(error)
             to.report(f"failed: {names[future]}: {error}")
-    if failed:
-        listed = "\n".join(f"{name}: {error}" for name, error in failed.items())
-        raise FederationError(f"{len(failed)} of {len(names)} runs failed\n{listed}")
+    return failed
 
 
 def _run(job: str, options: list[str], out: Path, measure: Measure, metric: Metric) -> dict[str, Any]:

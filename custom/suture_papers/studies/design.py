@@ -81,12 +81,10 @@ class Setting:
     Attributes:
         title: follows the study's.
         set: settings of every run.
-        skip: rows that are left out.
     """
 
     title: str
     set: Settings = field(default_factory=dict)
-    skip: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -146,9 +144,8 @@ class Design:
 
     @property
     def rows(self) -> dict[str, Row]:
-        """The rows that the setting does not skip."""
-        skip = self.study.settings[self.key].skip
-        return {key: row for key, row in self.study.rows.items() if key not in skip}
+        """The rows of the study."""
+        return self.study.rows
 
     def folds(self, row: str) -> range:
         """Return the folds that a row is tested in."""
@@ -237,10 +234,15 @@ def load_study(name: str) -> dict[str, Design]:
     study = parse(Study, read_toml(path), str(path))
     named = {"control": study.control, "primary": study.primary}
     named |= {f"rows.{key}.like": row.like for key, row in study.rows.items() if row.like}
-    named |= {f"settings.{key}.skip": row for key, one in study.settings.items() for row in one.skip}
     for where, name_of_row in named.items():
         check_known(f"row in {where} of {path}", name_of_row, study.rows)
+    if study.primary == study.control or study.rows[study.primary].single or study.rows[study.control].single:
+        raise ConfigError(f"{path}: control and primary must be two rows that run in all folds")
     for key, row in study.rows.items():
+        if row.like and row.tuning:
+            raise ConfigError(
+                f"{path}: row {key!r} has a tuning and is tuned like another; remove one of the two"
+            )
         if row.like and study.rows[row.like].like:
             raise ConfigError(
                 f"{path}: row {key!r} is tuned like {row.like!r}, which is not tuned; name another"

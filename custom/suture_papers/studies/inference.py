@@ -24,9 +24,6 @@ from scipy import stats
 from suture.core.errors import DataError
 from suture.learning.metrics import Floats, known_only
 
-POWER = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
-"""The true difference, in standard errors, that a test finds with power .8 at p < .05: 2.80."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -35,10 +32,12 @@ class Measured:
     Attributes:
         auroc: mean over the classes that the fold's test images define; NaN where the run learned too few.
         influence: of each test patient on it ``[patients]``; the variance of `auroc` is the sum of squares.
+        test: a digest of the test patients and labels.
     """
 
     auroc: float
     influence: Floats
+    test: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Difference:
         low, high: its 95 % interval.
         p: two-sided, of no difference.
         folds: the difference of each fold, mean over seeds.
-        error: the standard error; 2.8 of it would be found four times in five.
+        error: the standard error.
+        detectable: the true difference that would be found four times in five.
     """
 
     value: float
@@ -59,6 +59,7 @@ class Difference:
     p: float
     folds: tuple[float, ...]
     error: float
+    detectable: float
 
 
 def influence(
@@ -127,13 +128,17 @@ def difference(
     Raises:
         DataError: the two were not tested on the same patients.
     """
-    folds = sorted(a.keys() & b.keys())
+    folds, tests = sorted(a.keys() & b.keys()), set[str]()
     shifts, by_patients, within, spare, runs = [], 0.0, 0.0, 0, 0
     for fold in folds:
-        sizes = {len(one.influence) for one in (*a[fold], *b[fold])}
-        if len(sizes) > 1:
-            raise DataError(f"fold {fold}: the methods were tested on other patients; run the fold again")
-        both = list(zip(a[fold], b[fold], strict=False))
+        found = {one.test for one in (*a[fold], *b[fold])}
+        if len(found) > 1 or found <= tests:
+            raise DataError(
+                f"fold {fold}: its runs have not all the same test patients, or those of another fold; "
+                "delete its records, and run it again"
+            )
+        tests |= found
+        both = list(zip(a[fold], b[fold], strict=True))
         pairs = np.array([one.auroc - other.auroc for one, other in both])
         each = np.stack([one.influence - other.influence for one, other in both])  # [seeds, patients]
         n, patients = each.shape
@@ -145,15 +150,16 @@ def difference(
         spare += n - 1
         runs += n
     if not folds or any(math.isnan(shift) for shift in shifts):
-        return Difference(math.nan, math.nan, math.nan, math.nan, tuple(shifts), math.nan)
+        return Difference(math.nan, math.nan, math.nan, math.nan, tuple(shifts), math.nan, math.nan)
     value = float(np.mean(shifts))
     by_patients = max(0.0, by_patients) / len(folds) ** 2
     by_seeds = within / spare / runs if spare else 0.0
     error = math.sqrt(by_patients + by_seeds)
     if error == 0.0:
-        return Difference(value, value, value, 1.0 if value == 0.0 else math.nan, tuple(shifts), error)
+        return Difference(value, value, value, 1.0 if value == 0.0 else math.nan, tuple(shifts), error, 0.0)
     # Satterthwaite: thousands of patients, but few seeds.
     freedom = (by_patients + by_seeds) ** 2 / (by_seeds**2 / spare) if by_seeds else math.inf
-    reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    limit = float(stats.t.ppf((1 + level) / 2, freedom))
+    reach, detectable = limit * error, (limit + float(stats.t.ppf(0.8, freedom))) * error
     p = float(2 * stats.t.sf(abs(value) / error, freedom))
-    return Difference(value, value - reach, value + reach, p, tuple(shifts), error)
+    return Difference(value, value - reach, value + reach, p, tuple(shifts), error, detectable)

@@ -150,4 +150,4 @@ def record_validation(out: Path, metric: Metric = "auroc") -> dict[str, Any]:
 def measured(record: Mapping[str, Any]) -> Measured:
     """Return a stored test."""
     mean = math.nan if record["mean"] is None else float(record["mean"])
-    return Measured(mean, np.asarray(record["influence"], dtype=np.float64) * UNIT)
+    return Measured(mean, np.asarray(record["influence"], dtype=np.float64) * UNIT, record["test"])

@@ -30,7 +30,6 @@ class Line:
         p: of the primary row as it is, of the others after Holm's correction; NaN where a single fold is not
             tested.
         tuned: what it was tuned to.
-        seconds: mean of a run.
     """
 
     name: str
@@ -41,12 +40,6 @@ class Line:
     first: Difference | None
     p: float
     tuned: Tuned
-    seconds: float
-
-    @property
-    def gain(self) -> float:
-        """The difference from the control; 0 for itself."""
-        return self.difference.value if self.difference else 0.0
 
     @property
     def verdict(self) -> str:
@@ -117,7 +110,6 @@ def collect(design: Design, store: Records) -> Outcome | None:
             first=firsts.get(row),
             p=p.get(row, math.nan),
             tuned=done[row][1],
-            seconds=float(np.mean([r["seconds"] for records in done[row][0].values() for r in records])),
         )
         for row in done
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from suture.core.files import atomic_write
-from suture_papers.studies.design import known_studies, load_study
-from suture_papers.studies.inference import POWER, Difference
+from suture_papers.studies.design import Design, known_studies, load_study
+from suture_papers.studies.inference import Difference
 from suture_papers.studies.outcome import Line, Outcome, collect
 from suture_papers.studies.plan import changes
 from suture_papers.studies.records import Records
@@ -30,21 +30,21 @@ CURVES = ("central_full", "surgical", "surgical_weighted", "partial", "individua
 """Rows of the figure over the share of hidden labels."""
 
 
-def write_pages(results: Path) -> list[Path]:
+def write_pages(results: Path, designs: Iterable[Design] = ()) -> list[Path]:
     """Write a page and a forest plot for each complete setting, the leaderboard and its JSON, and the figure.
 
     Args:
         results: the folder, with the stored runs in ``runs/``.
+        designs: further ones than those of this package.
 
     Raises:
         DataError: a file of records is damaged.
         OSError: the folder cannot be written.
     """
-    outcomes = []
-    for name in known_studies():
-        for design in load_study(name).values():
-            outcome = collect(design, Records(results / "runs" / f"{design.stem}.jsonl"))
-            outcomes += [outcome] if outcome else []
+    every = {design.stem: design for name in known_studies() for design in load_study(name).values()}
+    every |= {design.stem: design for design in designs}
+    found = [collect(design, Records(results / "runs" / f"{stem}.jsonl")) for stem, design in every.items()]
+    outcomes = [outcome for outcome in found if outcome]
     if not outcomes:
         return []
     board = json.dumps(as_json(outcomes), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -64,23 +64,31 @@ def page(outcome: Outcome) -> str:
     design, metric = outcome.design, METRICS[outcome.design.study.metric]
     whole = {row: line for row, line in outcome.lines.items() if not design.rows[row].single}
     control = outcome.control.name
-    heads = ["method", metric, "difference (95 %)", "p", ""]
     parts = [
         f"# {design.title}",
         f"**{verdict(outcome)}**",
         f"![Difference in {metric} from {control}, with its 95 % interval]({design.stem}.svg)",
-        _table(heads, [_cells(line) for line in sorted(whole.values(), key=lambda line: -line.mean)]),
-        f"{metric}: mean over classes, folds and seeds. Difference: from {control}. The p of "
-        f"{outcome.primary.name} is of the one comparison that was fixed beforehand; the others are after "
-        "Holm's correction.",
+        _table(
+            ["method", metric, "difference (95 %)", "p", "folds above"],
+            [_cells(line) for line in sorted(whole.values(), key=lambda line: -line.mean)],
+        ),
+        f"{metric} is the mean over classes, folds and seeds, and the difference is from {control}. It says "
+        "how the methods differ when trained on these patients and tested on new ones; other training "
+        f"patients may change it more, as the folds show. Only the p of {outcome.primary.name} is of a "
+        "comparison that was fixed beforehand. The others are after Holm's correction.",
     ]
     if len(whole) < len(outcome.lines):
         every = sorted(outcome.lines.values(), key=lambda line: -line.first_mean)
+        absent = [row.name for key, row in design.rows.items() if key not in outcome.lines]
         parts += [
             "## All methods in one fold",
-            "In fold 1 all methods were run. Those missing above have the learning rate and rounds of "
-            "a related method. Differences are described, not tested.",
-            _table(heads[:3], [[line.name, number(line.first_mean), _between(line.first)] for line in every]),
+            "Methods that are not in the table above were run in fold 1 alone, with the learning rate and "
+            "rounds of a related method. So all are compared in this fold, without a test.",
+            _table(
+                ["method", metric, "difference"],
+                [[line.name, number(line.first_mean), _signed_or_control(line.first)] for line in every],
+            ),
+            *([f"Not run yet: {', '.join(absent)}."] if absent else []),
         ]
     parts.append(_protocol(outcome))
     return GENERATED + "\n\n".join(parts) + "\n"
@@ -90,31 +98,37 @@ def verdict(outcome: Outcome) -> str:
     """Return what the primary comparison says, and how much of the gap to complete labels it closes."""
     own, control, metric = outcome.primary, outcome.control, METRICS[outcome.design.study.metric]
     found = own.difference
-    assert found is not None
-    size = f"{metric} {_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)}), {_p(found.p)}"
+    if found is None or math.isnan(found.value):
+        return f"{own.name} cannot be compared with {control.name}: it has learned too few classes."
+    size = f"{metric} {_between(found)}, {_p(found.p)}"
     if not own.verdict:
-        least = number(POWER * found.error)
+        least = number(found.detectable)
         text = f"{own.name} does not differ significantly from {control.name}: {size}. "
-        text += f"A difference of {least} would have been found four times in five."
-    else:
-        text = f"{own.name} is {own.verdict} than {control.name}: {size}."
+        return text + f"A true difference of {least} would have been found four times in five."
+    text = f"{own.name} is {own.verdict} than {control.name}: {size}."
     best = outcome.lines.get("central_full")
-    if best and best.difference and best.verdict == "better":
-        share = found.value / best.difference.value
+    if own.verdict == "better" and best and best.difference and best.verdict == "better":
         text += f" Complete labels would add {number(best.difference.value)}; "
-        text += f"it recovers {max(0.0, share):.0%} of that."
+        text += f"it recovers {number(found.value)} of that."
     return text
 
 
 def _cells(line: Line) -> list[str]:
     p = _p(line.p).removeprefix("p ")
-    return [line.name, number(line.mean), _between(line.difference), p, line.verdict]
+    if line.difference is None:
+        return [line.name, number(line.mean), "control", "–", ""]
+    above = sum(value > 0 for value in line.difference.folds)
+    between = _between(line.difference)
+    shown = f"**{between}**" if line.verdict else between
+    return [line.name, number(line.mean), shown, p, f"{above} of {line.folds}"]
 
 
-def _between(found: Difference | None) -> str:
-    if found is None:
-        return "control"
+def _between(found: Difference) -> str:
     return f"{_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)})"
+
+
+def _signed_or_control(found: Difference | None) -> str:
+    return "control" if found is None else _signed(found.value)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -125,7 +139,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _signed(value: float) -> str:
     """Return a difference with its sign and three decimals."""
     text = number(value)
-    return text if text.startswith("−") or math.isnan(value) else f"+{text}"
+    if value < 0 and not text.startswith("−"):
+        return f"−{text}"  # rounded to 0
+    return text if value < 0 or math.isnan(value) else f"+{text}"
 
 
 def _p(value: float) -> str:
@@ -139,22 +155,25 @@ def _protocol(outcome: Outcome) -> str:
     design, study, plan = outcome.design, outcome.design.study, outcome.plan
     tuning = study.tuning
     facts = [
-        f"Data: {study.data}. {outcome.images:,} images are tested, each once in each method and seed. "
-        f"{outcome.hidden:.0%} of the labels of the training images are hidden, because their site does not "
-        "annotate the class.",
+        f"Data: {study.data}. The folds test {outcome.images:,} cases. {outcome.hidden:.0%} of the labels of "
+        "the training data are hidden, because their site does not annotate the class.",
         f"Runs: five folds by patient, seeds {', '.join(map(str, study.seeds))} in each. The model of the "
         "last round is tested. A model that stays at its site is that of the lowest validation loss there.",
-        f"Tuning: each method tunes {tuning.key} and the number of rounds on the validation images of fold "
-        f"1, by the mean of {len(tuning.seeds)} seeds. Values lie a factor of {tuning.ratio:.3g} apart about "
-        f"{tuning.start:g} and are extended until the best is inside. The server holds the validation images "
-        "with all labels; a class with fewer than ten positives or negatives among them does not count.",
-        "Interval: influence functions of the cross-validated AUROC, summed by patient (LeDell et al. 2015), "
-        "plus the variance over seeds. It says how the methods differ when trained on these patients and "
-        "tested on new ones.",
+        f"Tuning: {tuning.key} and the number of rounds, on the validation data of fold 1, by the mean of "
+        f"{len(tuning.seeds)} seeds. Values lie a factor of {tuning.ratio:.3g} apart about {tuning.start:g}, "
+        "and are added while the best is at an end, up to "
+        f"{tuning.most}. The validation data, with all labels, are at the server, but for methods whose "
+        "models stay at their sites. Their patients are tested in another fold.",
+        "Interval: influence functions of the cross-validated metric, summed by patient (LeDell et al. "
+        "2015), plus the variance over seeds. It does not contain how other training patients would change "
+        "the difference.",
         f"Plan: registered {plan['date']}, SHA-256 {plan['digest']}"
         + (f", at commit {plan['commit']}." if plan["commit"] else "."),
-        *(f"Plan changed {one['date']}, because: {one['why']}." for one in plan["amendments"]),
-        f"Cost: {outcome.hours:.1f} hours of one thread.",
+        *(
+            f"Plan changed {one['date']} ({', '.join(one['changed'])}), because: {one['why']}."
+            for one in plan["amendments"]
+        ),
+        f"Cost: {outcome.hours:.1f} hours of rounds, one thread.",
         f"Command: suture study {design.name} --setting {design.key} --data-root DIR",
     ]
     if now := changes(plan["plan"], design.plan()):
@@ -232,60 +251,62 @@ def hidden_labels(outcomes: Sequence[Outcome]) -> Chart:
 
 
 def leaderboard(outcomes: Sequence[Outcome]) -> str:
-    """Return the page of all methods in all studies: a heat map, in colour where significant."""
+    """Return the page of all methods in all studies: heat maps of five folds, and of the first alone."""
+    text = (
+        "Each cell is the difference from FedAvg that counts missing labels as negatives. It is coloured "
+        "where it is significant, after Holm's correction but for the one comparison that each study fixed "
+        "beforehand. A dot was not run. Hover over a cell for its interval; the page of each study has the "
+        "protocol. [`leaderboard.json`](leaderboard.json) has all values."
+    )
+    first = "All methods were compared in fold 1, which differs from the others; nothing is tested."
+    parts = [
+        "# Leaderboard",
+        text,
+        _heat_map(outcomes, lambda line: line.difference if line.folds > 1 else None, _cell),
+        "## In fold 1",
+        first,
+        _heat_map(outcomes, lambda line: line.first, _first_cell),
+    ]
+    return GENERATED + "\n\n".join(parts) + "\n"
+
+
+def _heat_map(
+    outcomes: Sequence[Outcome], of: Callable[[Line], Difference | None], cell: Callable[[Line], str]
+) -> str:
+    """Return a table of the rows that have a difference: references, then others by their mean rank."""
+    found = [{row: d for row, line in o.lines.items() if (d := of(line))} for o in outcomes]
+    names = {row: o.lines[row].name for o, rows in zip(outcomes, found, strict=True) for row in rows}
+    ranks: dict[str, list[float]] = {row: [] for row in names}
+    for rows in found:
+        own = sorted((row for row in rows if row not in REFERENCES), key=lambda row: -rows[row].value)
+        for rank, row in enumerate(own):
+            ranks[row].append(rank / len(own))
     heads = "".join(
         f'<th scope="col"><a href="{o.design.stem}.html">{escape(o.design.study.title)}</a>'
         f"<br>{escape(o.design.study.settings[o.design.key].title)}<br>{METRICS[o.design.study.metric]}</th>"
         for o in outcomes
     )
+    others = sorted((row for row in names if row not in REFERENCES), key=lambda row: np.mean(ranks[row]))
     body = ""
-    for title, rows in _groups(outcomes).items():
-        body += f'<tr><th colspan="{len(outcomes) + 1}">{title}</th></tr>\n'
-        for row, name in rows.items():
-            cells = "".join(_cell(outcome.lines.get(row)) for outcome in outcomes)
-            body += f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>\n'
-    text = (
-        "Each cell is the difference from FedAvg, which counts missing labels as negatives. It is coloured "
-        "where it is significant after Holm's correction. A method of one fold is compared in that fold, and "
-        "not tested. A dot was not run. Hover over a cell for its interval; the page of each study has the "
-        "protocol. [`leaderboard.json`](leaderboard.json) has all values."
-    )
+    for row in [*(row for row in REFERENCES if row in names), *others]:
+        cells = "".join(
+            cell(o.lines[row]) if row in rows else "<td>·</td>"
+            for o, rows in zip(outcomes, found, strict=True)
+        )
+        body += f'<tr><th scope="row">{escape(names[row])}</th>{cells}</tr>\n'
     head = f"<thead><tr><th></th>{heads}</tr></thead>"
-    table = f'<div class="board">\n<table class="heat">\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>'
-    return f"{GENERATED}# Leaderboard\n\n{text}\n\n{table}\n"
+    return f'<div class="board">\n<table class="heat">\n{head}\n<tbody>\n{body}</tbody>\n</table>\n</div>'
 
 
-def _groups(outcomes: Sequence[Outcome]) -> dict[str, dict[str, str]]:
-    """Return the names of the rows by row and group, in each group by the mean rank over the studies."""
-    names = {row: line.name for outcome in reversed(outcomes) for row, line in outcome.lines.items()}
-    whole = {row for outcome in outcomes for row, line in outcome.lines.items() if line.folds > 1}
-    groups = {
-        "References": [row for row in REFERENCES if row in names],
-        "Five folds": [row for row in names if row in whole and row not in REFERENCES],
-        "One fold": [row for row in names if row not in whole and row not in REFERENCES],
-    }
-    found = {}
-    for title, rows in groups.items():
-        ranks: dict[str, list[float]] = {row: [] for row in rows}
-        for outcome in outcomes:
-            own = [row for row in rows if row in outcome.lines]
-            own.sort(key=lambda row: -outcome.lines[row].gain)
-            for rank, row in enumerate(own):
-                ranks[row].append(rank / len(own))
-        found[title] = {row: names[row] for row in sorted(rows, key=lambda row: float(np.mean(ranks[row])))}
-    return {title: rows for title, rows in found.items() if rows}
-
-
-def _cell(line: Line | None) -> str:
-    if line is None:
-        return "<td>·</td>"
-    if line.difference is None:
-        return f'<td title="mean {number(line.mean)}">control</td>'
+def _cell(line: Line) -> str:
     d = line.difference
-    text = _signed(d.value)
-    title = f"{number(line.mean)}; 95 % {_signed(d.low)} to {_signed(d.high)}; {line.folds} folds"
-    title += "" if math.isnan(line.p) else f"; {_p(line.p)}"
-    return f'<td class="{line.verdict}" title="{title}">{text}</td>'
+    assert d is not None
+    title = f"{number(line.mean)}; 95 % {_signed(d.low)} to {_signed(d.high)}; {_p(line.p)}"
+    return f'<td class="{line.verdict}" title="{title}">{_signed(d.value)}</td>'
+
+
+def _first_cell(line: Line) -> str:
+    return f'<td title="{number(line.first_mean)}">{_signed_or_control(line.first)}</td>'
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

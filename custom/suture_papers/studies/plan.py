@@ -36,6 +36,11 @@ def register(design: Design, store: Records, amend: str | None = None) -> None:
     """
     plan, record = design.plan(), store.find(PLAN)
     now = {"date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit(), "digest": digest(plan)}
+    if record is None and store.runs():
+        raise ConfigError(
+            f"{store.path} has runs and no plan; restore the line of the plan, or delete the file, and all "
+            "runs are done again"
+        )
     if record is None:
         return store.put(PLAN, {**now, "plan": plan, "amendments": []})
     changed = changes(record["plan"], plan)
@@ -48,7 +53,7 @@ def register(design: Design, store: Records, amend: str | None = None) -> None:
             f"back, or give the reason with --amend, and the page shows the change: {listed}"
         )
     amendments = [*record["amendments"], {"why": amend, **now, "changed": changed}]
-    return store.put(PLAN, {**record, "plan": plan, "amendments": amendments})
+    return store.put(PLAN, {**record, "digest": now["digest"], "plan": plan, "amendments": amendments})
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

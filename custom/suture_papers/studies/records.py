@@ -53,8 +53,11 @@ class Records:
                 for key in sorted(lines)
             ]
             atomic_write(self.path, "".join(f"{text}\n" for text in texts).encode())
-        self._known.clear()
-        self._known.update(lines)
+            self._known.update(lines)
+
+    def runs(self) -> int:
+        """Return the number of runs."""
+        return sum("seconds" in record for record in self._known.values())
 
     def seconds(self) -> float:
         """Return what all runs have taken."""

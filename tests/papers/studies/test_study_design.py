@@ -73,6 +73,7 @@ def test_each_study_names_rows_that_it_has_and_a_job_that_exists(name: str) -> N
         ('control = "vanilla"', 'control = "vanila"', "vanila"),
         ('like = "surgical"', 'like = "partial"', "partial"),
         ("start = 0.001", "begin = 0.001", "begin"),
+        ('primary = "surgical"', 'primary = "vanilla"', "primary"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, before: str, after: str, named: str) -> None:
@@ -155,6 +156,8 @@ def test_records_are_kept_by_name_and_a_damaged_line_is_named(tmp_path: Path) ->
     assert Records(records.path).find("b") == {"seconds": 2.0}
     assert records.seconds() == 3.0
 
+    with refused("no plan", by=ConfigError):
+        register(load_study("nih")["two"], records)
     records.path.write_text('{"name":"a"}\n{"name":\n')
     with refused("one.jsonl", "line 2", by=DataError):
         Records(records.path).find("a")
@@ -217,6 +220,7 @@ def test_the_primary_row_is_judged_by_its_folds(
     assert outcome.primary.difference is not None
     assert outcome.primary.difference.value == pytest.approx(gain, abs=0.003)
     assert outcome.lines["partial"].folds == 1
+    assert outcome.lines["partial"].first is not None
     assert outcome.lines["partial"].verdict == ""  # of one fold: described, not tested
 
 

@@ -56,10 +56,10 @@ def test_difference_of_two_folds_by_hand() -> None:
     zero = np.zeros(2)
 
     def runs(*areas: float, moved: float) -> list[Measured]:
-        return [Measured(area, np.array([moved, -moved])) for area in areas]
+        return [Measured(area, np.array([moved, -moved]), "1" if moved else "2") for area in areas]
 
     a = {1: runs(0.71, 0.73, moved=0.02), 2: runs(0.75, 0.75, moved=0.0)}
-    b = {1: [Measured(0.7, zero)] * 2, 2: [Measured(0.7, zero)] * 2}
+    b = {1: [Measured(0.7, zero, "1")] * 2, 2: [Measured(0.7, zero, "2")] * 2}
 
     found = difference(a, b)
 
@@ -72,22 +72,24 @@ def test_difference_of_two_folds_by_hand() -> None:
 
 
 def test_equal_runs_do_not_differ() -> None:
-    same = {1: [Measured(0.7, np.array([0.1, -0.1]))] * 2}
+    same = {1: [Measured(0.7, np.array([0.1, -0.1]), "1")] * 2}
 
     found = difference(same, same)
 
     assert (found.value, found.p, found.error) == (0.0, 1.0, 0.0)
 
 
-def test_other_test_patients_are_refused() -> None:
-    a, b = ({1: [Measured(0.7, np.zeros(n))] * 2} for n in (3, 4))
+def test_other_test_patients_or_those_of_another_fold_are_refused() -> None:
+    own, other = ([Measured(0.7, np.zeros(3), test)] * 2 for test in ("own", "other"))
 
     with pytest.raises(DataError, match="fold 1"):
-        difference(a, b)
+        difference({1: own}, {1: other})
+    with pytest.raises(DataError, match="fold 2"):
+        difference({1: own, 2: own}, {1: own, 2: own})
 
 
 def test_a_row_that_learned_too_few_classes_has_no_difference() -> None:
-    a, b = ({1: [Measured(area, np.zeros(2))] * 2} for area in (math.nan, 0.7))
+    a, b = ({1: [Measured(area, np.zeros(2), "1")] * 2} for area in (math.nan, 0.7))
 
     assert math.isnan(difference(a, b).value)
 
@@ -98,12 +100,14 @@ def test_intervals_cover_the_true_difference() -> None:
     rng, covered, times = np.random.default_rng(3), 0, 600
     rates, spread = (0.25, 0.08, 0.03), 0.08
 
-    def measure(skill: float, y: np.ndarray, shared: np.ndarray, patient: np.ndarray) -> Measured:
+    def measure(skill: float, y: np.ndarray, shared: np.ndarray, patient: np.ndarray, fold: int) -> Measured:
         skills = skill + rng.normal(0, spread, len(rates))
         score = skills * y + 0.8 * shared + 0.6 * rng.normal(size=y.shape)
         each = [influence(y[:, c], score[:, c], patient, 300) for c in range(len(rates))]
         found = [one for one in each if one is not None]
-        return Measured(float(np.mean([a for a, _ in found])), np.mean([m for _, m in found], axis=0))
+        return Measured(
+            float(np.mean([a for a, _ in found])), np.mean([m for _, m in found], axis=0), str(fold)
+        )
 
     def true_area(skill: float) -> float:
         return float(norm.cdf(skill / math.sqrt(2) / math.sqrt(1 + spread**2 / 2)))
@@ -120,8 +124,8 @@ def test_intervals_cover_the_true_difference() -> None:
             own = rng.normal(size=(300, 3))[patient]
             shared = 0.6 * own + 0.8 * rng.normal(size=y.shape)
             better, worse = 0.9 + 0.05 * fold, 0.7 + 0.05 * fold
-            a[fold] = [measure(better, y, shared, patient) for _ in range(2)]
-            b[fold] = [measure(worse, y, shared, patient) for _ in range(2)]
+            a[fold] = [measure(better, y, shared, patient, fold) for _ in range(2)]
+            b[fold] = [measure(worse, y, shared, patient, fold) for _ in range(2)]
             truth.append(true_area(better) - true_area(worse))
         found = difference(a, b)
         covered += found.low <= np.mean(truth) <= found.high

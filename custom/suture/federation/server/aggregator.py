@@ -162,15 +162,15 @@ class HeldOut:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
         of their mean.
 
-        A class with fewer than ten positives or negatives moves the mean by chance, so that it is left out
-        where another has enough.
+        The AUROC of a class with fewer than ten positives or negatives moves the mean by chance, so that it
+        is left out where another class has enough.
         """
         part, logits, labels, names = self._predict(model, "validation")
         every = class_scores(part, logits, labels, names)
         scores = {name: s for name, s in every.items() if not few(s.positives, s.negatives)} or every
         found = {"server_auroc": {n: s.auroc for n, s in scores.items() if s.auroc is not None}}
         if labels.label_type == "multiclass":
-            recalls = {name: s.recall for name, s in scores.items() if s.recall is not None}
+            recalls = {name: s.recall for name, s in every.items() if s.recall is not None}
             found["server_balanced_accuracy"] = recalls
         return found
 
