@@ -30,7 +30,7 @@ def test_every_cell_of_the_notebook_shows_what_is_stored(
     monkeypatch.chdir(tmp_path)
     stored, names = json.loads(NOTEBOOK.read_text()), dict[str, Any]()
     assert words(executed(stored, names)) == words(stored), "run it again: benchmarks/notebook_outputs.py"
-    assert not any(found.problems for found in (names["together"], *names["findings"].values()))
+    assert not names["checked"].problems
     assert set(names["results"].classes.index) == set(names["predictions"].columns)
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
 

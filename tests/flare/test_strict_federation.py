@@ -24,10 +24,11 @@ from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
 from suture.federation.ownership import OWNER
 from suture.federation.state_files import EXPERIMENTS
-from suture.flare.kit import Kit, change_policy, components_of, policy_file, read_kit_json
+from suture.flare.kit import Kit, read_kit_json
 from suture.flare.recipe import export_job
 from suture_admin.doctor import examine
 from suture_admin.kit_checks import check_connection, check_policy
+from suture_admin.kits import change_policy, components_of, policy_file
 from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate
 from suture_admin.policy import allow_packages, storages
 from suture_admin.remote import Submission, submit

@@ -354,5 +354,5 @@ def test_a_model_is_measured_on_data_that_call_its_classes_otherwise(mixed: Path
         assert done.unlearned == ()
         assert done.mean is not None
         assert set(done.classes) <= {"Brimble", "Hernia", "Mass", "Nodule"}
-        assert set(compare(*runs, config)) == names
+        assert set(compare(*runs, config).classes) == names
         assert set(decide(runs[0], config, "all", overwrite=True)) == set(done.classes)
