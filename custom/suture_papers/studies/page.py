@@ -244,7 +244,7 @@ def hidden_labels(outcomes: Sequence[Outcome]) -> Chart:
         traces.append(Trace(outcomes[0].design.rows[row].name, tone, (tuple(points),)))
     marks = tuple(Tick(x(share), f"{share:.0%}") for share in shares)
     return Chart(
-        f"AUROC above {outcomes[0].control.name}, by the share of labels that sites do not annotate",
+        f"AUROC above {outcomes[0].control.name}, by the share of labels hidden",
         marks, tuple(Tick(y(t.at), t.text) for t in axis), tuple(traces),
         width=536.0, height=324.0, left=48.0, right=520.0, top=14.0, bottom=296.0,
     )  # fmt: skip
