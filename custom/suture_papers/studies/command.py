@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from suture.cli.common import Device, SiteThreads, print_line
-
-_DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
+from suture_papers.tables.command import DataRoot
 
 
 def study(
     name: Annotated[str | None, typer.Argument(help="A study, or the path of its .toml.")] = None,
     setting: Annotated[str | None, typer.Option(help="One of its settings; by default all.")] = None,
-    data_root: _DataRoot = None,
+    data_root: DataRoot = None,
     work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/studies"),
     results: Annotated[Path, typer.Option(help="Folder of pages and records.")] = Path("docs/results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
@@ -33,7 +32,7 @@ def study(
     from suture_papers.studies.conduct import Conduct, conduct
     from suture_papers.studies.design import known_studies, load_study
     from suture_papers.studies.page import write_pages
-    from suture_papers.studies.records import Records
+    from suture_papers.tables.results import ResultStore
 
     if name is None and not render:
         raise ConfigError(f"name a study, one of {', '.join(known_studies())}; or give --render")
@@ -44,7 +43,7 @@ def study(
             raise ConfigError("give --data-root DIR, the folder of the data sets, or set SUTURE_DATA")
         compute_on(device, site_threads)
         for design in designs.values() if setting is None else [designs[setting]]:
-            store = Records(results / "runs" / f"{design.stem}.jsonl")
+            store = ResultStore(results / "runs", design.stem)
             conduct(design, Conduct(store, work.resolve(), data_root.resolve(), jobs, _report, amend))
     for path in write_pages(results, designs.values()):
         print_line(f"written: {path}")

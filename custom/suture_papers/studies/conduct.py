@@ -17,10 +17,11 @@ from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder
 from suture.execution.job import load_job, with_settings
 from suture.execution.run import run_job
-from suture_papers.studies.design import Design, Metric, Run, Settings, Tuning
+from suture_papers.studies.design import Design, Metric, Record, Run, Tuning
 from suture_papers.studies.measure import record_test, record_validation
 from suture_papers.studies.plan import register
-from suture_papers.studies.records import Record, Records
+from suture_papers.tables.results import ResultStore
+from suture_papers.tables.spec import Settings
 
 Measure = Callable[[Path, Metric], dict[str, Any]]
 """What is stored of the run in a folder."""
@@ -59,7 +60,7 @@ class Conduct:
         amend: why the plan has changed since its first run; None refuses a changed plan.
     """
 
-    store: Records
+    store: ResultStore
     work: Path
     data_root: Path
     at_once: int
@@ -132,7 +133,7 @@ def _run(job: str, options: list[str], out: Path, measure: Measure, metric: Metr
 Find = Callable[[Run], Record | None]
 
 
-def stored(store: Records) -> Find:
+def stored(store: ResultStore) -> Find:
     """Return what finds the stored record of a run."""
     return lambda run: store.find(run.name)
 
@@ -149,8 +150,7 @@ def tuned(design: Design, row: str, find: Find) -> Tuned | None:
     Raises:
         ConfigError: the validation data define no AUROC.
     """
-    row = design.rows[row].like or row
-    tuning = design.rows[row].tuning or design.study.tuning
+    row, tuning = design.rows[row].like or row, design.tuning(row)
     tried, rounds = [-1, 0, 1], tuning.rounds
     while True:
         curves: dict[int, np.ndarray] = {}
@@ -197,5 +197,5 @@ def final_runs(design: Design, find: Find) -> Iterable[Run]:
 
 def final_run(design: Design, row: str, fold: int, seed: int, one: Tuned) -> Run:
     """Return the run of a row in a fold, as it has been tuned."""
-    tuning = design.rows[design.rows[row].like or row].tuning or design.study.tuning
-    return design.run(row, fold, seed, {tuning.key: one.value, "rounds": one.rounds, "selection": "last"})
+    key = design.tuning(row).key
+    return design.run(row, fold, seed, {key: one.value, "rounds": one.rounds, "selection": "last"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, field
 from dataclasses import dataclass as plain
 from pathlib import Path
@@ -17,12 +18,12 @@ from suture.core.files import read_toml
 from suture.core.validation import STRICT, parse
 from suture.data.split import FOLDS
 from suture.execution.job_files import job_file
+from suture_papers.tables.runs import as_options
+from suture_papers.tables.spec import Key, Settings
 
-DATA = "{data}"
-"""Stands for the data root in a setting."""
+Record = Mapping[str, Any]
+"""A stored run."""
 
-Value = str | int | float | bool | None | list[Any] | dict[str, Any]
-Settings = dict[str, Value]
 Metric = Literal["auroc", "balanced_accuracy"]
 """The mean over classes of the AUROC, or of the recall where an image has one class."""
 Whole = Annotated[int, Field(ge=1)]
@@ -110,8 +111,8 @@ class Study:
     job: str
     control: str
     primary: str
-    rows: dict[str, Row]
-    settings: Annotated[dict[str, Setting], Field(min_length=1)]
+    rows: dict[Key, Row]
+    settings: Annotated[dict[Key, Setting], Field(min_length=1)]
     tuning: Tuning
     metric: Metric = "auroc"
     set: Settings = field(default_factory=dict)
@@ -146,6 +147,10 @@ class Design:
     def rows(self) -> dict[str, Row]:
         """The rows of the study."""
         return self.study.rows
+
+    def tuning(self, row: str) -> Tuning:
+        """Return what a row tunes, or the row that it is tuned like."""
+        return self.rows[self.rows[row].like or row].tuning or self.study.tuning
 
     def folds(self, row: str) -> range:
         """Return the folds that a row is tested in."""
@@ -210,8 +215,7 @@ class Run:
 
     def options(self, data_root: Path) -> list[str]:
         """Return the settings as ``key=value``."""
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in self.settings.items()}
-        return [f"{key}={text.replace(DATA, str(data_root))}" for key, text in texts.items()]
+        return as_options(self.settings, data_root)
 
 
 def known_studies() -> dict[str, Path]:

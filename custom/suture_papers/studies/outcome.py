@@ -13,7 +13,7 @@ from suture_papers.studies.conduct import FIRST, Tuned, final_run, stored, tuned
 from suture_papers.studies.design import Design
 from suture_papers.studies.inference import Difference, Measured, difference
 from suture_papers.studies.measure import measured
-from suture_papers.studies.records import Records
+from suture_papers.tables.results import ResultStore
 from suture_results.comparison import holm
 
 
@@ -79,7 +79,7 @@ class Outcome:
         return self.lines[self.design.study.control]
 
 
-def collect(design: Design, store: Records) -> Outcome | None:
+def collect(design: Design, store: ResultStore) -> Outcome | None:
     """Return what the stored runs say; None until control and primary row are complete.
 
     Raises:
@@ -119,13 +119,13 @@ def collect(design: Design, store: Records) -> Outcome | None:
         lines=lines,
         hidden=float(np.mean([records[0]["hidden"] for records in control.values()])),
         images=sum(records[0]["images"] for records in control.values()),
-        hours=store.seconds() / 3600,
+        hours=sum(run.get("seconds", 0.0) for run in store.every().values()) / 3600,
         plan=plan,
     )
 
 
 def _tests(
-    design: Design, store: Records, row: str
+    design: Design, store: ResultStore, row: str
 ) -> tuple[dict[int, list[Mapping[str, Any]]], Tuned] | None:
     """Return the records of a row by fold, and what it was tuned to; None until all are there."""
     one = tuned(design, row, stored(store))

@@ -16,7 +16,7 @@ from suture_papers.studies.design import Design, known_studies, load_study
 from suture_papers.studies.inference import Difference
 from suture_papers.studies.outcome import Line, Outcome, collect
 from suture_papers.studies.plan import changes
-from suture_papers.studies.records import Records
+from suture_papers.tables.results import ResultStore
 from suture_papers.tables.verdict import number
 from suture_results.charts import Chart, Scale, Text, Tick, Trace, ticks
 from suture_results.plots import drawing, text_width
@@ -43,7 +43,7 @@ def write_pages(results: Path, designs: Iterable[Design] = ()) -> list[Path]:
     """
     every = {design.stem: design for name in known_studies() for design in load_study(name).values()}
     every |= {design.stem: design for design in designs}
-    found = [collect(design, Records(results / "runs" / f"{stem}.jsonl")) for stem, design in every.items()]
+    found = [collect(design, ResultStore(results / "runs", stem)) for stem, design in every.items()]
     outcomes = [outcome for outcome in found if outcome]
     if not outcomes:
         return []

@@ -13,7 +13,7 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.validation import flat
 from suture_papers.studies.design import Design
-from suture_papers.studies.records import Records
+from suture_papers.tables.results import ResultStore
 
 PLAN = "plan"
 """The name of its record."""
@@ -25,7 +25,7 @@ def digest(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def register(design: Design, store: Records, amend: str | None = None) -> None:
+def register(design: Design, store: ResultStore, amend: str | None = None) -> None:
     """Store the plan before the first run, or check that it is still the stored one.
 
     Args:
@@ -36,7 +36,7 @@ def register(design: Design, store: Records, amend: str | None = None) -> None:
     """
     plan, record = design.plan(), store.find(PLAN)
     now = {"date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit(), "digest": digest(plan)}
-    if record is None and store.runs():
+    if record is None and store.every():
         raise ConfigError(
             f"{store.path} has runs and no plan; restore the line of the plan, or delete the file, and all "
             "runs are done again"

@@ -12,7 +12,7 @@ import typer
 
 from suture.cli.common import Amp, Device, SiteThreads, print_line
 
-_DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
 
 def list_tables() -> Iterator[tuple[str, Callable[[], str]]]:
@@ -36,7 +36,7 @@ def table(
         typer.Argument(help="A table, or the path of its .toml; with --render, by default all."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
-    data_root: _DataRoot = None,
+    data_root: DataRoot = None,
     work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/tables"),
     results: Annotated[Path, typer.Option(help="Folder of pages and results.")] = Path("docs/results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,

@@ -52,6 +52,14 @@ class ResultStore:
         del record["name"]
         return record
 
+    def every(self) -> dict[str, dict[str, Any]]:
+        """Return all records by name, each with its name.
+
+        Raises:
+            DataError: as `find`.
+        """
+        return {name: json.loads(line) for name, line in _lines(self.path).items()}
+
     def holder(self, name: str) -> ResultStore:
         """Return the store of the folder that has the record, because tables share runs; by default this one.
 

@@ -53,13 +53,14 @@ class Run:
 
     def arguments(self, data_root: Path | None) -> list[str]:
         """Return the settings as options of `suture run`."""
-        options = []
-        for key, value in self.settings.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            if data_root is not None:
-                text = text.replace(DATA, str(data_root))
-            options += ["--set", f"{key}={text}"]
-        return options
+        return [text for one in as_options(self.settings, data_root) for text in ("--set", one)]
+
+
+def as_options(settings: Settings, data_root: Path | None) -> list[str]:
+    """Return settings as ``key=value``, with the data root for ``{data}`` where it is given."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    root = DATA if data_root is None else str(data_root)
+    return [f"{key}={text.replace(DATA, root)}" for key, text in texts.items()]
 
 
 def _texts(value: Value) -> Iterator[str]:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError
 from suture_papers.studies import page
 from suture_papers.studies.conduct import Tuned, final_run, final_runs, tuned
 from suture_papers.studies.design import Design, Run, known_studies, load_study
 from suture_papers.studies.outcome import collect
 from suture_papers.studies.plan import register
-from suture_papers.studies.records import Records
+from suture_papers.tables.results import ResultStore
 from world import refused
 
 STUDY = """
@@ -74,6 +74,7 @@ def test_each_study_names_rows_that_it_has_and_a_job_that_exists(name: str) -> N
         ('like = "surgical"', 'like = "partial"', "partial"),
         ("start = 0.001", "begin = 0.001", "begin"),
         ('primary = "surgical"', 'primary = "vanilla"', "primary"),
+        ("[settings.three]", '[settings."../three"]', "settings"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, before: str, after: str, named: str) -> None:
@@ -146,25 +147,16 @@ def test_validation_data_without_an_auroc_are_refused(design: Design) -> None:
         tuned(design, "vanilla", lambda run: {"validation": [None] * int(run.settings["rounds"])})  # type: ignore[call-overload]
 
 
-def test_records_are_kept_by_name_and_a_damaged_line_is_named(tmp_path: Path) -> None:
-    records = Records(tmp_path / "runs" / "one.jsonl")
-    records.path.parent.mkdir()
-    records.put("b", {"seconds": 2.0})
-    records.put("a", {"seconds": 1.0})
+def test_runs_without_their_plan_are_refused(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, "one")
+    store.put("a", {"seconds": 1.0})
 
-    assert [json.loads(line)["name"] for line in records.path.read_text().splitlines()] == ["a", "b"]
-    assert Records(records.path).find("b") == {"seconds": 2.0}
-    assert records.seconds() == 3.0
-
-    with refused("no plan", by=ConfigError):
-        register(load_study("nih")["two"], records)
-    records.path.write_text('{"name":"a"}\n{"name":\n')
-    with refused("one.jsonl", "line 2", by=DataError):
-        Records(records.path).find("a")
+    with refused("no plan", "one.jsonl", by=ConfigError):
+        register(load_study("nih")["two"], store)
 
 
 def test_a_changed_plan_needs_a_reason(design: Design, tmp_path: Path) -> None:
-    records = Records(tmp_path / "plan.jsonl")
+    records = ResultStore(tmp_path, "plan")
     register(design, records)
     register(design, records)
     changed = load_study(str(_edited(tmp_path, "seeds = [1]", "seeds = [1, 2]")))["three"]
@@ -185,10 +177,10 @@ def _edited(folder: Path, before: str, after: str) -> Path:
     return path
 
 
-def study_records(design: Design, path: Path, gain: float) -> Records:
+def study_records(design: Design, results: Path, gain: float) -> ResultStore:
     """Store runs of all rows: the primary one is above the control by `gain` in each fold."""
-    records, rng = Records(path), np.random.default_rng(0)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    records, rng = ResultStore(results / "runs", design.stem), np.random.default_rng(0)
+    records.folder.mkdir()
     register(design, records)
 
     def find(run: Run) -> dict[str, Any]:
@@ -213,7 +205,7 @@ def study_records(design: Design, path: Path, gain: float) -> Records:
 def test_the_primary_row_is_judged_by_its_folds(
     design: Design, tmp_path: Path, gain: float, better: str
 ) -> None:
-    outcome = collect(design, study_records(design, tmp_path / "runs" / "one.jsonl", gain))
+    outcome = collect(design, study_records(design, tmp_path, gain))
 
     assert outcome is not None
     assert outcome.primary.verdict == better
@@ -225,13 +217,13 @@ def test_the_primary_row_is_judged_by_its_folds(
 
 
 def test_a_study_without_its_primary_row_has_no_outcome(design: Design, tmp_path: Path) -> None:
-    assert collect(design, Records(tmp_path / "none.jsonl")) is None
+    assert collect(design, ResultStore(tmp_path, "none")) is None
 
 
 def test_pages_are_of_the_stored_runs(
     design: Design, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study_records(design, tmp_path / "runs" / "synthetic-three.jsonl", 0.05)
+    study_records(design, tmp_path, 0.05)
     monkeypatch.setattr(page, "known_studies", lambda: {"synthetic": tmp_path / "synthetic.toml"})
     monkeypatch.setattr(page, "load_study", lambda _: {"three": design})
 
